@@ -1,0 +1,1 @@
+"""The commands: the only place that prints and exits. Must not decide anything that a use case decides."""
