@@ -11,12 +11,12 @@ Promises that every store must keep, and the conformance suite tries to break:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
-class KeyMissing(Exception):
+class KeyMissing(Exception):  # noqa: N818 (an answer, not an error)
     """No object stands under this key. An answer, not a fault: callers decide what it means."""
 
     def __init__(self, key: str) -> None:
@@ -24,7 +24,7 @@ class KeyMissing(Exception):
         self.key = key
 
 
-class ConditionFailed(Exception):
+class ConditionFailed(Exception):  # noqa: N818 (an answer, not an error)
     """The store says that the condition of a conditional write does not hold.
 
     Not yet a lost race: clients and networks send a write again whose answer was lost, and the second is refused
@@ -97,7 +97,8 @@ class Source(Protocol):
 class Store(Protocol):
     """A destination. Keys are relative, `/`-separated, never start or end with `/`, and hold no empty component.
 
-    Raises, from every method: StoreUnavailable (may pass), StoreDenied, KeyMissing and ConditionFailed where said.
+    Raises, from every method: StoreUnavailable (may pass), StoreDenied, StoreError (a key that is too long); KeyMissing
+    and ConditionFailed where said; StoreTooWeak from create and replace where the store has no such thing.
     Thread-safe: uploads run side by side.
     """
 
@@ -116,7 +117,7 @@ class Store(Protocol):
         ...
 
     def replace(self, key: str, data: bytes, version: str) -> str:
-        """Store `data` only if the key still has `version`; the new version. Raises ConditionFailed (also if absent)."""
+        """Store `data` only if the key has `version`; the new version. Raises ConditionFailed (also if absent)."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -139,7 +140,7 @@ class Store(Protocol):
         """Every object whose key starts with `prefix` + `/`, in any order; all of the store for an empty prefix."""
         ...
 
-    def folders(self, prefix: str) -> list[str]:
+    def folders(self, prefix: str) -> Sequence[str]:
         """The names directly under `prefix` + `/` that have objects below them (a delimiter listing), sorted."""
         ...
 
@@ -149,4 +150,13 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give back threads and connections."""
+        ...
+
+
+@runtime_checkable
+class LatestLink(Protocol):
+    """What a folder can do besides: a symbolic link for people, repointed atomically."""
+
+    def symlink(self, name: str, target_key: str) -> None:
+        """Have the link `name` at the store's root lead to `target_key`."""
         ...

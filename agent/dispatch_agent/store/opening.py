@@ -1,0 +1,85 @@
+"""A URL becomes a store. Nothing is asked of the destination yet; what cannot be a destination is refused here."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
+
+from dispatch_agent.errors import SettingsError
+from dispatch_agent.store.base import Store
+from dispatch_agent.store.memory import MemoryStore
+from dispatch_agent.store.posix import PosixStore
+
+S3 = {"s3", "s3a"}
+
+
+def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
+    """The store at `url`: a folder's path (relative ones are below the current folder), file://, s3://bucket/prefix,
+    memory://name, or any URL that fsspec knows.
+
+    `options` are fsspec's storage options for this kind of URL (endpoint_url, profile, client_kwargs, ...). What is not
+    given is taken from where the SDKs look: environment, config files, the instance. Open it in the process that uses
+    it, never before a fork. Raises SettingsError.
+    """
+    if not url.strip() or "\0" in url:
+        msg = f"the destination is {url!r}: name a folder or a URL such as s3://bucket/prefix"
+        raise SettingsError(msg)
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return _folder(url, options)
+    _refuse_secrets(url)
+    if scheme == "file":
+        # file://host/path has no meaning here, and file://a/b is nearly always a missing slash.
+        host, _, path = rest.partition("/")
+        if host not in {"", "localhost"} or not path:
+            msg = f"the destination is {url!r}: a file URL is file:///absolute/path"
+            raise SettingsError(msg)
+        return _folder("/" + unquote(path), options)
+    if scheme == "memory":
+        return MemoryStore(rest.strip("/"))
+    return _s3(url, rest, options or {}) if scheme in S3 else _generic(url, scheme, options or {})
+
+
+def _folder(path: str, options: Mapping[str, object] | None) -> Store:
+    if options:
+        msg = f"storage options ({', '.join(sorted(options))}) are for URLs, and {path!r} is a folder: leave them out"
+        raise SettingsError(msg)
+    return PosixStore(path)
+
+
+def _s3(url: str, rest: str, options: Mapping[str, object]) -> Store:
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not bucket or any(part in {"", ".", ".."} for part in prefix.split("/") if prefix) or "?" in rest or "#" in rest:
+        msg = f"the destination is {url!r}: an S3 URL is s3://bucket or s3://bucket/prefix"
+        raise SettingsError(msg)
+    _need("s3fs", url, "s3")
+    from dispatch_agent.store.s3 import S3Store  # noqa: PLC0415 (folders must not need s3fs)
+
+    return S3Store(bucket, prefix, options)
+
+
+def _generic(url: str, scheme: str, options: Mapping[str, object]) -> Store:
+    _need("fsspec", url, "publish")
+    from dispatch_agent.store.generic import GenericStore  # noqa: PLC0415 (folders must not need fsspec)
+
+    return GenericStore(url, scheme, options)
+
+
+def _need(package: str, url: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        msg = f"the destination {url!r} needs {package}, which is not installed: pip install 'dispatch-agent[{extra}]'"
+        raise SettingsError(msg)
+
+
+def _refuse_secrets(url: str) -> None:
+    """URLs end in logs and process lists, so no password may be in one."""
+    parts = urlsplit(url)
+    userinfo, at, host = parts.netloc.rpartition("@")
+    if ":" in userinfo or (at and parts.scheme in S3):
+        msg = (
+            f"the destination {parts.scheme}://...@{host} has credentials in it, which logs would show: give them by"
+            " environment, config file or storage options"
+        )
+        raise SettingsError(msg)
