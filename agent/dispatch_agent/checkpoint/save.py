@@ -64,7 +64,8 @@ class Survey:
     """One look at `exec/<attempt>/`: every save, and what stands beside them that a rule may need.
 
     `texts` holds the first bytes of small top-level files (tracker files), with their mtime_ns; `links` the text of
-    top-level symlinks; `unreadable` what could not be looked at, with the reason, by raw name.
+    top-level symlinks and `link_times` their own mtime_ns; `unreadable` what could not be looked at, with the reason,
+    by raw name (the folder itself under the empty name).
     """
 
     saves: tuple[Snapshot, ...]
@@ -72,6 +73,7 @@ class Survey:
     texts: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
     links: dict[bytes, bytes] = field(default_factory=dict)
     unreadable: dict[bytes, str] = field(default_factory=dict)
+    link_times: dict[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""Our own marker: `publish complete PATH` says that a save is complete. The one signal that is right for every trainer.
+
+A marker is never durable before the data it speaks of: after a node's power loss, a marked save is a whole save.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dispatch_agent.checkpoint import records
+from dispatch_agent.checkpoint.names import decode_name, encode, shown
+from dispatch_agent.checkpoint.save import Marker
+from dispatch_agent.errors import IntegrityError, UsageError
+
+_TOKEN = re.compile(r"[!-~]{0,128}")
+_LONGEST = 200  # bytes of an encoded name that surely fit a file name of ours
+
+
+def mark_complete(path: Path, token: str = "") -> Marker:
+    """Say that the save at `path` (one file or folder directly in an execution's folder) is complete.
+
+    Called after the last file is written and closed, by one process; several saves may be marked at once. Makes the
+    save's data durable first. The marker's mtime is no older than any file's, so clocks of several nodes that
+    disagree do not make it stale. Raises UsageError for a path that is no save, IntegrityError if data cannot be made
+    durable, AgentError if the marker cannot be written.
+    """
+    if not _TOKEN.fullmatch(token):
+        msg = f"token {token!r}: expected at most 128 visible ASCII characters"
+        raise UsageError(msg)
+    path = Path(os.path.abspath(path))  # not resolve(): it would follow the link that we refuse
+    _check(path)
+    newest = _make_durable(path)
+    folder, name = path.parent, os.fsencode(path.name)
+    where = records.own(folder, "complete")
+    records.make_folder(where)
+    sequence = _next(folder)
+    mtime = max(time.time_ns(), newest)
+    marker = Marker(name, sequence, mtime, token)
+    records.replace(where / _file_name(name), {"name": encode(name), "sequence": sequence, "token": token}, mtime)
+    # What the filesystem made of the time (some keep whole seconds) is what publishers will read.
+    return Marker(name, sequence, (where / _file_name(name)).stat().st_mtime_ns, marker.token)
+
+
+def markers(folder: Path, names: set[bytes] | None = None) -> dict[bytes, Marker]:
+    """The markers in an execution's folder, by raw name of the save; only of `names`, if given.
+
+    Raises IntegrityError if one is not of our making.
+    """
+    where = records.own(folder, "complete")
+    found: dict[bytes, Marker] = {}
+    try:
+        files = os.listdir(where)
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    wanted = None if names is None else {_file_name(name) for name in names}
+    for file in files:
+        if not file.startswith(".") and (wanted is None or file in wanted):
+            marker = _read(where / file)
+            if marker is not None:
+                found[marker.name] = marker
+    return found
+
+
+def _read(path: Path) -> Marker | None:
+    value = records.read(path)
+    try:
+        mtime = path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+    if value is None:
+        return None
+    try:
+        name, sequence, token = decode_name(value["name"]), value["sequence"], value["token"]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        msg = f"{path} is no marker of dispatch-agent: {error}"
+        raise IntegrityError(msg) from error
+    if not isinstance(token, str) or type(sequence) is not int or _file_name(name) != path.name:
+        msg = f"{path} is no marker of dispatch-agent: sequence {sequence!r}, token {token!r}"
+        raise IntegrityError(msg)
+    return Marker(name, sequence, mtime, token)
+
+
+def _file_name(name: bytes) -> str:
+    encoded = encode(name)
+    return encoded if len(encoded) <= _LONGEST else "%x-" + hashlib.sha256(name).hexdigest()
+
+
+def _check(path: Path) -> None:
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except OSError as error:
+        msg = f"{path} cannot be marked complete: {error.strerror}"
+        raise UsageError(msg) from error
+    why = ""
+    if kind == stat.S_IFLNK:
+        why = "is a link: mark what it points to"
+    elif kind not in {stat.S_IFREG, stat.S_IFDIR}:
+        why = "is neither a file nor a folder"
+    elif records.NAME in map(os.fsencode, path.parts):
+        why = "is dispatch-agent's own"
+    elif records.own(path).exists():
+        why = "is an execution's folder: mark one save in it"
+    else:
+        # A record of ours further up means that path is a part of a save, and we would leave our records inside it.
+        for above in path.parents[1:]:
+            if records.own(above).exists() and not records.own(path.parent).exists():
+                why = f"lies inside the save {above / path.relative_to(above).parts[0]}: mark that"
+                break
+    if why:
+        msg = f"{path} cannot be marked complete: it {why}"
+        raise UsageError(msg)
+
+
+def _make_durable(path: Path) -> int:
+    """fsync what the save consists of; the greatest mtime_ns in it.
+
+    Not sync(2) or syncfs(2): they would wait for everything that anybody wrote to the node or the volume.
+    """
+    newest = path.lstat().st_mtime_ns
+    for part in _parts(path):
+        try:
+            status = part.lstat()
+            newest = max(newest, status.st_mtime_ns)
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                continue
+            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in {errno.EINVAL, errno.EOPNOTSUPP}:
+                continue  # a filesystem that syncs no folders
+            msg = f"{shown(os.fsencode(part))} cannot be made durable, so its save is not marked: {error.strerror}"
+            raise IntegrityError(msg) from error
+    records.sync(path.parent)
+    return newest
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        for top, _folders, files in os.walk(path):
+            for file in files:
+                yield Path(top, file)
+            yield Path(top)
+    else:
+        yield path
+
+
+def _take(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _next(folder: Path) -> int:
+    """The next sequence number: the first whose empty file we can create. They stay, so none is given twice."""
+    where = records.own(folder, "sequence")
+    records.make_folder(where)
+    try:
+        number = max((int(name) for name in os.listdir(where) if name.isdecimal()), default=0) + 1
+        while not _take(where / f"{number:06d}"):
+            number += 1
+        return number
+    except OSError as error:
+        raise records.cannot_write(where, error) from error
