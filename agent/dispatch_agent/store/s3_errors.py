@@ -1,0 +1,131 @@
+"""What an S3 answer means to the protocol, judged by its HTTP status and code, never by the Python type.
+
+s3fs gives one status many types: a refused condition is FileExistsError from AWS and OSError(EINVAL) from SeaweedFS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import botocore.exceptions as boto
+
+from dispatch_agent.errors import SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
+from dispatch_agent.store.base import ConditionFailed, KeyMissing
+
+# Sent with 400 by some stores and 403 by others, so the code decides.
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired"}
+DENIED = EXPIRED | {
+    "AccessDenied",
+    "AccountProblem",
+    "AllAccessDisabled",
+    "InvalidAccessKeyId",
+    "InvalidSecurity",
+    "SignatureDoesNotMatch",
+    "UnauthorizedAccess",
+}
+REGION = {
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+}
+# The bytes did not arrive as they were sent, or too slowly: sending them again helps.
+TRANSIT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+    boto.InvalidIMDSEndpointError,
+    boto.MetadataRetrievalError,
+)
+MISTAKEN = (
+    boto.ProfileNotFound,
+    boto.ParamValidationError,
+    boto.NoRegionError,
+    boto.InvalidRegionError,
+    boto.InvalidConfigError,
+    boto.ConfigParseError,
+    boto.InvalidRetryConfigurationError,
+    boto.UnsupportedS3ConfigurationError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said: HTTP status (0 if it said nothing), S3 error code, message."""
+
+    status: int
+    code: str
+    message: str
+
+
+def answer(error: BaseException) -> Answer:
+    """The server's answer behind an exception of s3fs or botocore."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            said = response.get("Error", {})
+            status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            return Answer(status, str(said.get("Code", "")), str(said.get("Message", "")))
+        cause = cause.__cause__
+    return Answer(0, "", str(error))
+
+
+@contextmanager
+def explained(what: str, url: str, key: str, *, conditional: bool = False) -> Iterator[None]:
+    """Raises what the seam allows in place of what s3fs, botocore and aiohttp raise; a fault of our own passes."""
+    try:
+        yield
+    except Exception as error:
+        meant = meaning(error, what, url, key, conditional=conditional)
+        if meant is error:
+            raise
+        raise meant from error
+
+
+def meaning(error: Exception, what: str, url: str, key: str, *, conditional: bool) -> Exception:
+    """The exception of the seam for this one, or this one itself if it is no answer of a store."""
+    said = answer(error)
+    where = f"could not {what} {url}/{key}" if key else f"could not {what} {url}"
+    if said.status or said.code:
+        return _by_status(said, where, key, conditional=conditional)
+    if isinstance(error, NO_CREDENTIALS):
+        msg = f"{where}: {error}: give credentials by environment, config file, role or storage options"
+        return StoreDenied(msg)
+    if isinstance(error, MISTAKEN):
+        msg = f"{where}: {error}: correct the AWS settings or the destination"
+        return SettingsError(msg)
+    if isinstance(error, (boto.BotoCoreError, aiohttp.ClientError, asyncio.TimeoutError, OSError)):
+        msg = f"{where}: {error or type(error).__name__}: look at endpoint and network if this stays"
+        return StoreUnavailable(msg)
+    return error
+
+
+def _by_status(said: Answer, where: str, key: str, *, conditional: bool) -> Exception:
+    text = f"{where}: {said.status} {said.code} {said.message}".rstrip()
+    meant: Exception
+    if said.status == 412:
+        meant = ConditionFailed(key)
+    elif said.code == "NoSuchBucket":
+        meant = StoreUnavailable(f"{text}: create the bucket or correct its name")
+    elif said.status == 404:
+        meant = KeyMissing(key)
+    elif said.code in REGION or said.status in {301, 307}:
+        meant = SettingsError(f"{text}: set the bucket's region (AWS_REGION)")
+    elif said.code in DENIED or said.status in {401, 403}:
+        meant = StoreDenied(f"{text}: look at the credentials, their age, the clock and the bucket's policy")
+    elif said.status == 501 or said.code == "NotImplemented":
+        kind = StoreTooWeak if conditional else StoreError
+        meant = kind(f"{text}: the store does not know this kind of request")
+    elif said.status in {408, 409, 425, 429} or said.status >= 500 or said.code in TRANSIT | {"SlowDown"}:
+        meant = StoreUnavailable(f"{text}: tried again later; look at the store if this stays")
+    else:
+        meant = StoreError(f"{text}: the store refuses this request, and sending it again will not help")
+    return meant
