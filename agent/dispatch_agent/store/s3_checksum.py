@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 from dispatch_agent.errors import StoreDenied, StoreError, StoreUnavailable
+from dispatch_agent.store.base import KeyMissing
 from dispatch_agent.store.s3_connection import Connection
 from dispatch_agent.store.s3_errors import answer
 from dispatch_agent.store.s3_upload import with_checksum
@@ -47,7 +49,8 @@ def _takes_part(connection: Connection, target: dict[str, Any], algorithm: str, 
     try:
         return _takes(connection, "upload_part", {**upload, "PartNumber": 1}, sums)
     finally:
-        connection.call("abort the upload of", "", "abort_multipart_upload", **upload)
+        with suppress(KeyMissing):  # rclone drops an upload whose part it refused
+            connection.call("abort the upload of", "", "abort_multipart_upload", **upload)
 
 
 def _takes(connection: Connection, method: str, target: dict[str, Any], sums: dict[str, Any]) -> bool:

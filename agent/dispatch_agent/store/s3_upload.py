@@ -27,6 +27,7 @@ MOST_PARTS = 9000  # S3 takes 10,000; a store that counts otherwise still has ro
 LARGEST = 5 << 40
 BESIDE = 4  # parts of one upload on their way at once
 TICK_SECONDS = 1.0
+ABORT_SECONDS = 15.0
 
 
 def part_size(size: int) -> int:
@@ -116,8 +117,9 @@ class Upload:
             parts = self._send_parts(size, upload)
             self._complete(upload, parts)
         except BaseException:
-            with explained("abort the upload of", self.url, self.key):
-                self.connection.run(self._abort(upload))
+            # What ended the upload is what the caller must hear, in bounded time; parts that an abort could not remove
+            # are never an object, and cost space until the bucket's lifecycle rule drops them.
+            wait({self.connection.submit(self._abort(upload))}, ABORT_SECONDS)
             raise
 
     def _send_parts(self, size: int, upload: dict[str, Any]) -> list[dict[str, Any]]:
