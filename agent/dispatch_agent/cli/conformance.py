@@ -206,6 +206,7 @@ def _preparation(setup: Mapping[str, Any]) -> Callable[[], None]:
             _keep_from_the_shell(number)
         for number in setup.get("open", []):
             os.dup2(os.open("/dev/null", os.O_RDWR), number)
+            os.set_inheritable(number, True)  # dup2 leaves it as it is where both numbers are one
         if "umask" in setup:
             os.umask(int(setup["umask"], 8))
         if setup.get("nproc1_fresh_uid"):
