@@ -8,7 +8,7 @@ so only what every one of them keeps is kept, and the rest is percent-encoded. T
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
+from fnmatch import translate
 
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._=+@- ")
 _ENCODED = tuple(chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in range(256))
@@ -31,6 +31,7 @@ _TEMPORARY = (
     ".nfs*",
     ".fuse_hidden*",
 )
+_IS_TEMPORARY = re.compile("|".join(map(translate, _TEMPORARY)).encode("ascii"))
 
 
 def encode(raw: bytes) -> str:
@@ -87,8 +88,7 @@ def decode_name(text: str) -> bytes:
 
 def is_temporary(name: bytes) -> bool:
     """Whether one component is named like something that a framework has not finished, or left behind."""
-    text = name.decode("latin-1")
-    return any(fnmatchcase(text, pattern) for pattern in _TEMPORARY)
+    return _IS_TEMPORARY.match(name) is not None
 
 
 def shown(raw: bytes) -> str:

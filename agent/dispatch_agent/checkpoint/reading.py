@@ -89,6 +89,13 @@ class SourceFile:
         self._on_tick(wanted)
         return data
 
+    def peek(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes at `offset`, apart from `read`. Raises SourceChanged, IntegrityError."""
+        try:
+            return os.pread(self._descriptor, size, offset)
+        except OSError as error:
+            raise self._refusal(error) from error
+
     def tick(self, size: int) -> None:
         """Report progress of `size` bytes that did not pass through `read`."""
         self._on_tick(size)
@@ -96,11 +103,7 @@ class SourceFile:
     def finish(self) -> None:
         """Say that the bytes read are the file's: it did not change or grow meanwhile. Raises SourceChanged."""
         self._compare()
-        try:
-            beyond = os.pread(self._descriptor, 1, self._entry.size)
-        except OSError as error:
-            raise self._refusal(error) from error
-        if beyond:
+        if self.peek(1, self._entry.size):
             msg = f"{self._shown} grew beyond {self._entry.size} bytes while it was read"
             raise SourceChanged(msg)
 
