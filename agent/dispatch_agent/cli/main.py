@@ -1,0 +1,99 @@
+"""The command groups, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from dispatch_agent import __version__
+from dispatch_agent.cli.demo import demo
+from dispatch_agent.cli.prologue import identity_command, prologue_group
+from dispatch_agent.cli.publish import publish
+from dispatch_agent.errors import AgentError
+from dispatch_agent.logs import redact
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+EXIT_STATUS = """\b
+EXIT STATUS
+  0 done              20 incomplete          33 outcome unknown
+  2 usage             21 source changed      40 drain ran out of time
+  3 settings          22 integrity           41 saw saves, published none
+  10 store unavailable  30 fenced            125 refused: no valid identity
+  11 denied           31 epoch collision     126 command not executable
+  12 store too weak   32 conflict            127 command not found
+"""
+
+
+@click.group(context_settings=CONTEXT, epilog=EXIT_STATUS)
+@click.version_option(__version__, package_name="dispatch-agent", prog_name="dispatch-agent")
+def cli() -> None:
+    """Gives every execution of a preemptible training job an identity, and publishes its finished checkpoints so that
+    a stale execution never overwrites a newer one.
+
+    \b
+    In the trainer's container:   dispatch-agent exec -- python train.py
+    Beside it, as a sidecar:      publish watch --dest s3://bucket/job
+    Before it, to resume:         publish restore --dest s3://bucket/job
+    To see it all work:           dispatch-agent demo
+    """
+
+
+@cli.command("exec", context_settings={**CONTEXT, "ignore_unknown_options": True})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD [ARGS]...")
+def exec_command(command: tuple[str, ...]) -> None:
+    """Turn the cluster's counters into DISPATCH_EPOCH and DISPATCH_ATTEMPT, and become CMD: the same process.
+
+    Does what prologue.sh does. Refuses with 125, and says why, where the counters give no valid identity.
+    """
+    raise AssertionError(command)  # __main__ sends `exec` to the entry agent; only its --help comes here
+
+
+cli.add_command(publish)
+cli.add_command(prologue_group)
+cli.add_command(identity_command)
+cli.add_command(demo)
+
+
+def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
+    """Run one command line and exit with its code."""
+    try:
+        if name == "publish":
+            publish.main(arguments[1:], prog_name=name, standalone_mode=False)
+        else:
+            cli.main(arguments, prog_name=name, standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        leave(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        leave(2)
+    except click.Abort:
+        leave(130)
+    except AgentError as error:
+        click.echo(f"{name}: {redact(str(error))}", err=True)
+        leave(error.exit_code)
+    except BrokenPipeError:
+        leave(141)
+    except KeyboardInterrupt:
+        leave(130)
+    except Exception:  # noqa: BLE001 (the last resort: a fault of ours, shown whole)
+        click.echo(redact(traceback.format_exc()), err=True)
+        click.echo(
+            f"{name}: this is a fault in dispatch-agent {__version__}; please report it with the lines above", err=True
+        )
+        leave(1)
+    leave(0)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit at once. Not sys.exit: a thread that hangs in a store call must not keep a sidecar from ending."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 141
+    os._exit(code)

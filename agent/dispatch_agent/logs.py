@@ -1,0 +1,106 @@
+"""One event, one line: text for people, JSON for machines, the identity on every line, secrets on none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TextIO
+
+from dispatch_agent.clock import Clock
+
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
+
+_SECRETS = (
+    # user:password in a URL; signed query parameters; an AWS secret or session token that a library put into a message
+    (re.compile(r"(?<=://)[^/@\s]+@"), "***@"),
+    (re.compile(r"(?i)(x-amz-(?:signature|security-token|credential)=)[^&\s]+"), r"\1***"),
+    (
+        re.compile(
+            r"(?i)((?:secret|session|security)[-_ ]?(?:access[-_ ]?)?(?:key|token)[\"']?\s*[=:]\s*[\"']?)[^\s\"',}]+"
+        ),
+        r"\1***",
+    ),
+)
+
+
+def redact(text: str) -> str:
+    """`text` without what looks like a credential."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Where events go. `bound` stands on every line; `said` remembers what is said only once."""
+
+    write: Callable[[str], None]
+    clock: Clock
+    style: Format = "text"
+    least: Level = "info"
+    bound: Mapping[str, object] = field(default_factory=dict)
+    said: set[tuple[str, str]] = field(default_factory=set)
+
+    def bind(self, **fields: object) -> Log:
+        """The same log with more fields on every line."""
+        return Log(self.write, self.clock, self.style, self.least, {**self.bound, **fields}, self.said)
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._emit("debug", event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._emit("info", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._emit("warning", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._emit("error", event, fields)
+
+    def once(self, level: Level, about: str, event: str, **fields: object) -> None:
+        """Say `event` about `about` the first time only; `forget` makes it new again."""
+        if (event, about) not in self.said:
+            self.said.add((event, about))
+            self._emit(level, event, fields)
+
+    def forget(self, about: str) -> None:
+        """What was said once about `about` may be said again: its cause went away."""
+        self.said.difference_update({key for key in self.said if key[1] == about})
+
+    def _emit(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
+        if LEVELS.index(level) < LEVELS.index(self.least):
+            return
+        everything = {**fields, **self.bound}
+        if self.style == "json":
+            line = json.dumps(
+                {"time": self.clock.wall(), "level": level, "event": event, **everything},
+                default=str,
+                ensure_ascii=True,
+            )
+        else:
+            pairs = " ".join(f"{key}={_quoted(value)}" for key, value in everything.items() if value not in ("", None))
+            line = f"{self.clock.wall()} {level.upper():7} {event} {pairs}".rstrip()
+        self.write(redact(line))
+
+
+def to_stream(stream: TextIO) -> Callable[[str], None]:
+    """A `write` for Log: whole lines, and a reader that went away is no reason to stop publishing."""
+
+    def write(line: str) -> None:
+        try:
+            stream.write(line + "\n")
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            # Nothing is left to say it on; the exit code and the store still tell.
+            return
+
+    return write
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return json.dumps(text) if re.search(r"[\s\"=]", text) or not text.isprintable() else text

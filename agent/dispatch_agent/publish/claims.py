@@ -1,0 +1,123 @@
+"""Who may publish: the epoch's attempt, the folder's term, and the fence (invariant I5).
+
+An epoch belongs to one attempt, and under it each rank's folders have terms 1, 2, …: one per folder, claimed at the
+folder's first publisher start and taken again by every later one. Claims are created, never replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatch_agent.errors import Conflict, EpochCollision, Fenced
+from dispatch_agent.publish import records
+from dispatch_agent.publish.once import Patience, Taken, write_once
+from dispatch_agent.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What this publisher may write under: an epoch's attempt, a rank, and the term of one folder."""
+
+    epoch: int
+    attempt: str
+    rank: int
+    folder: str
+    term: int
+
+
+def claim(
+    store: Store,
+    epoch: int,
+    attempt: str,
+    rank: int,
+    folder: str,
+    *,
+    publisher: str,
+    at: str,
+    weak: bool,
+    patience: Patience,
+) -> Claim:
+    """Claim the epoch for the attempt and a term for the folder; both are found again by a later start.
+
+    `publisher` and `at` tell people who and when. `weak`: the store cannot refuse, so every claim has a name of its
+    own and all are listed after they are written. Raises EpochCollision, Fenced (a later folder of this rank has
+    taken over), OutcomeUnknown, StoreError.
+    """
+    _claim_epoch(store, epoch, attempt, weak, patience)
+    term = _claim_term(store, epoch, rank, folder, records.folder_claim_bytes(folder, publisher, at), weak, patience)
+    return Claim(epoch, attempt, rank, folder, term)
+
+
+def check_fence(store: Store, mine: Claim) -> None:
+    """Two listings. Raises Fenced if a newer epoch has a commit, or a later folder publishes for this rank."""
+    newest = max(
+        (e for e in map(records.parse_epoch_folder, store.folders(records.COMMITS)) if e is not None), default=0
+    )
+    if newest > mine.epoch:
+        msg = (
+            f"epoch {mine.epoch} (attempt {mine.attempt}) is stale: epoch {newest} has published to {store.url}; "
+            f"nothing of this execution is lost locally, and nothing more of it will be published"
+        )
+        raise Fenced(msg)
+    latest_term = max(_terms(store, mine.epoch, mine.rank), default=0)
+    if latest_term > mine.term:
+        msg = (
+            f"term {mine.term} of rank {mine.rank} in epoch {mine.epoch} is over: another folder of the same execution "
+            f"publishes to {store.url} as term {latest_term}; this folder ({mine.folder}) is fenced"
+        )
+        raise Fenced(msg)
+
+
+def _claim_epoch(store: Store, epoch: int, attempt: str, weak: bool, patience: Patience) -> None:
+    if weak:
+        own = records.weak_attempt_claim_key(epoch, attempt)
+        store.put(own, attempt.encode())
+        for item in store.list(records.claims_prefix(epoch)):
+            name = item.key.rpartition("/")[2]
+            if name.startswith("attempt.") and item.key != own:
+                raise _collision(store, epoch, attempt, store.read(item.key).data)
+        return
+    try:
+        write_once(store, records.attempt_claim_key(epoch), attempt.encode(), patience)
+    except Taken as taken:
+        raise _collision(store, epoch, attempt, taken.data) from taken
+
+
+def _collision(store: Store, epoch: int, attempt: str, other: bytes) -> EpochCollision:
+    return EpochCollision(
+        f"epoch {epoch} at {store.url} belongs to attempt {other.decode(errors='replace')!r}, not to {attempt!r}: a "
+        f"counter was reset or two jobs share a destination; give each job its own destination, or raise the generation"
+    )
+
+
+def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, weak: bool, patience: Patience) -> int:
+    while True:
+        terms = _terms(store, epoch, rank)
+        for term, keys in terms.items():
+            for key in keys:
+                if records.folder_of_claim(store.read(key).data, key) == folder:
+                    return term
+        term = max(terms, default=0) + 1
+        if weak:
+            store.put(records.weak_folder_claim_key(epoch, rank, term, folder), data)
+            if len(_terms(store, epoch, rank)[term]) > 1:
+                msg = (
+                    f"two folders claimed term {term} of rank {rank} in epoch {epoch} at {store.url} at once, and the "
+                    f"store cannot refuse one; stop one of the publishers, or use a store with conditional writes"
+                )
+                raise Conflict(msg)
+            return term
+        try:
+            write_once(store, records.folder_claim_key(epoch, rank, term), data, patience)
+        except Taken:
+            continue
+        return term
+
+
+def _terms(store: Store, epoch: int, rank: int) -> dict[int, list[str]]:
+    terms: dict[int, list[str]] = {}
+    for item in store.list(records.claims_prefix(epoch)):
+        parsed = records.parse_folder_claim(item.key.rpartition("/")[2])
+        if parsed and parsed[0] == rank:
+            terms.setdefault(parsed[1], []).append(item.key)
+    return terms

@@ -1,0 +1,79 @@
+"""`latest.json`: the mutable name of the newest commit, moved only forward (invariant I4).
+
+A convenience for readers of one key. The greatest commit record is the truth, so losing the pointer costs nobody a
+save; moving it back would. It therefore moves by compare-and-swap alone, and one that vanished is an alarm.
+"""
+
+from __future__ import annotations
+
+from dispatch_agent.errors import IntegrityError, OutcomeUnknown, StoreError
+from dispatch_agent.publish import records
+from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.records import CommitRecord, Order, Pointer
+from dispatch_agent.store.base import ConditionFailed, KeyMissing, LatestLink, Store
+
+LINK = "latest"
+
+
+def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patience) -> None:
+    """Have the pointer name `record` or a greater commit. `record` must be confirmed to exist.
+
+    `known` says that this publisher has seen the pointer: then its absence raises IntegrityError instead of making a
+    new one, for whatever deleted it may have hidden a greater one. Raises OutcomeUnknown, StoreError.
+    """
+    data = records.pointer_bytes(record)
+    last: Exception | None = None
+    for attempt in range(patience.tries):
+        try:
+            _step(store, record.order, data, known)
+            _link(store)
+            return
+        except (ConditionFailed, StoreError) as error:
+            if isinstance(error, StoreError) and not error.retryable:
+                raise
+            last = error
+        if attempt + 1 < patience.tries:
+            patience.pause(attempt)
+    msg = (
+        f"whether {records.POINTER} at {store.url} names {record.key} is unknown after {patience.tries} tries (last "
+        f"answer: {last}); the commit itself stands, readers of commits/ are not affected"
+    )
+    raise OutcomeUnknown(msg) from last
+
+
+def read(store: Store) -> Pointer | None:
+    """The pointer, or None if there is none. Raises IntegrityError, StoreError."""
+    try:
+        return records.parse_pointer(store.read(records.POINTER).data)
+    except KeyMissing:
+        return None
+
+
+def _step(store: Store, order: Order, data: bytes, known: bool) -> None:
+    """One try, after which the pointer names this commit or a greater one. ConditionFailed: to be tried again."""
+    try:
+        document = store.read(records.POINTER)
+    except KeyMissing:
+        if known:
+            msg = (
+                f"{records.POINTER} at {store.url} has vanished: something deletes objects there (a bucket lifecycle "
+                f"rule? a cleaner?). It is not made anew; commits go on. Find what deleted it, then restart"
+            )
+            raise IntegrityError(msg) from None
+        store.create(records.POINTER, data)
+        return
+    if records.parse_pointer(document.data).order < order:
+        store.replace(records.POINTER, data, document.version)
+
+
+def _link(store: Store) -> None:
+    """On a folder, point the `latest` symlink where the pointer points, until both agree after the write."""
+    if not isinstance(store, LatestLink):
+        return
+    pointer = read(store)
+    while pointer is not None:
+        store.symlink(LINK, records.key_of(pointer.prefix, pointer.names))
+        again = read(store)
+        if again == pointer:
+            return
+        pointer = again

@@ -1,0 +1,342 @@
+"""One publisher start on one folder: look, judge, place, publish in order. Every pass is the same.
+
+All state is derived from the folder and the store: what this object remembers only spares work. A publisher that is
+killed at any instant and started again goes on where the folder and the store say it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from dispatch_agent.checkpoint import folder as bookkeeping
+from dispatch_agent.checkpoint import formats, names, scan
+from dispatch_agent.checkpoint.folder import Place
+from dispatch_agent.checkpoint.save import Complete, Ignored, Settling, Snapshot, Survey, Verdict
+from dispatch_agent.clock import Clock
+from dispatch_agent.errors import CommitError, IntegrityError, OutcomeUnknown, SaveError, SourceChanged
+from dispatch_agent.identity import Identity
+from dispatch_agent.logs import Level, Log
+from dispatch_agent.publish import listing, pointer, publication, upload
+from dispatch_agent.publish.claims import check_fence, claim
+from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.publication import Placed, Previous, Session
+from dispatch_agent.publish.records import CommitRecord, Order
+from dispatch_agent.store.base import KeyMissing, Store
+
+RETRY_FIRST, RETRY_LONGEST = 1.0, 60.0
+"""Seconds between two tries at a save that itself is the trouble (unreadable, a link that leaves it)."""
+
+
+class Rule(Protocol):
+    """A completion rule: `quiet` is the seconds since this publisher last saw the save change."""
+
+    def judge(self, save: Snapshot, survey: Survey, quiet: float) -> Verdict:
+        """What the rule says of one save in one look at its folder."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one placed save in one pass."""
+
+    save: str
+    ordinal: int
+    result: Literal["published", "already", "failed"]
+    record: CommitRecord | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass: what was seen, what was done, what is left.
+
+    `hopeless` are those of `unpublished` that no time will mend, only a change of the save. `again_in` (seconds) is
+    when a further pass may differ; None if only a change can make it.
+    """
+
+    seen: int
+    complete: int
+    waiting: tuple[tuple[str, Settling], ...]
+    outcomes: tuple[Outcome, ...]
+    unpublished: tuple[str, ...]
+    hopeless: tuple[str, ...]
+    again_in: float | None
+
+
+def open_session(
+    store: Store,
+    identity: Identity,
+    folder: Path,
+    *,
+    rank: int,
+    weak: bool,
+    in_place: bool,
+    workers: int,
+    name: str,
+    nonce: str,
+    clock: Clock,
+    patience: Patience,
+) -> Session:
+    """Mark the folder as the execution's, claim the epoch and the folder's term.
+
+    Raises EpochCollision before anything else is written, Fenced, OutcomeUnknown, StoreError, AgentError (the folder
+    cannot be written, or is another execution's).
+    """
+    execution = bookkeeping.ensure(
+        folder, job=identity.job_id or "", epoch=identity.epoch, attempt=identity.attempt, folder_id=nonce
+    )
+    mine = claim(
+        store,
+        identity.epoch,
+        identity.attempt,
+        rank,
+        execution.folder_id,
+        publisher=name,
+        at=clock.wall(),
+        weak=weak,
+        patience=patience,
+    )
+    check_fence(store, mine)
+    return Session(
+        store=store,
+        claim=mine,
+        job=identity.job_id or "",
+        folder=folder,
+        name=name,
+        nonce=nonce,
+        weak=weak,
+        in_place=in_place,
+        workers=workers,
+        clock=clock,
+        patience=patience,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """How often a place failed, when it may be tried again (monotonic seconds), and whether time can help."""
+
+    count: int
+    not_before: float
+    hopeless: bool
+
+
+_NO_TRY = _Tried(0, 0.0, False)
+
+
+class Publisher:
+    """Publishes one folder `exec/<attempt>/` under one claim."""
+
+    def __init__(
+        self, session: Session, rule: Rule, log: Log, progress: Callable[[str, int], upload.Tick], *, points: bool
+    ) -> None:
+        """`progress` is given a save and its bytes, and gives what is called with every piece that went by; it may
+        raise to stop. `points`: the store can replace conditionally, so there is a pointer to move.
+        Raises StoreError, IntegrityError."""
+        self.session = session
+        self.rule = rule
+        self.log = log
+        self.progress = progress
+        self.points = points
+        mine = [o for o in listing.orders(session.store, session.claim.epoch) if o.term == session.claim.term]
+        self._committed: dict[int, Order] = {order.ordinal: order for order in mine}
+        self._finished: set[int] = set()
+        self._prepared: dict[int, CommitRecord] = {}
+        self._retry: dict[int, _Tried] = {}
+        self._quiet: dict[bytes, tuple[Snapshot, float]] = {}
+        self._pointer_seen = False
+        if mine:
+            # A publisher killed between a commit and the pointer leaves the pointer behind.
+            self._advance(listing.read_commit(session.store, mine[-1]))
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a commit was sent whose outcome is still unknown."""
+        return bool(self._prepared)
+
+    def committed(self, name: bytes) -> Outcome | None:
+        """The newest generation of the save, if it is committed already."""
+        mine = [place for place in bookkeeping.places(self.session.folder) if place.name == name]
+        if not mine or not self._done(mine[-1]):
+            return None
+        return Outcome(names.encode(name), mine[-1].number, "already")
+
+    def run(self, only: bytes | None = None) -> Pass:
+        """One pass over the folder, or over one save of it.
+
+        Raises Fenced, EpochCollision, Conflict, StoreError. What concerns one save alone is in its outcome.
+        """
+        survey = scan.survey(self.session.folder)
+        verdicts = {save.name: self._judge(save, survey) for save in survey.saves}
+        self._quiet = {name: seen for name, seen in self._quiet.items() if name in verdicts}
+        pending = self._place(survey, {name: v for name, v in verdicts.items() if only in (None, name)}, verdicts)
+        outcomes = [self._settle(record) for record in list(self._prepared.values())]
+        outcomes += [
+            self._attempt(placed) for placed in pending if self._due(placed.place) and not self._done(placed.place)
+        ]
+        left = [placed for placed in pending if not self._done(placed.place)]
+        waiting = tuple((names.encode(name), v) for name, v in verdicts.items() if isinstance(v, Settling))
+        delays = [verdict.again_in for _, verdict in waiting if verdict.again_in is not None]
+        hopeless = [p for p in left if self._retry.get(p.place.number, _NO_TRY).hopeless]
+        delays += [self._delay(placed.place) for placed in left if placed not in hopeless]
+        return Pass(
+            seen=sum(not isinstance(verdict, Ignored) for verdict in verdicts.values()),
+            complete=sum(isinstance(verdict, Complete) for verdict in verdicts.values()),
+            waiting=waiting,
+            outcomes=tuple(outcomes),
+            unpublished=tuple(placed.name for placed in left),
+            hopeless=tuple(placed.name for placed in hopeless),
+            again_in=min(delays, default=None),
+        )
+
+    def _judge(self, save: Snapshot, survey: Survey) -> Verdict:
+        now = self.session.clock.monotonic()
+        before = self._quiet.get(save.name)
+        since = before[1] if before and not scan.differences(before[0], save) else now
+        self._quiet[save.name] = (save, since)
+        return self.rule.judge(save, survey, now - since)
+
+    def _look(self, name: bytes) -> tuple[Snapshot, Verdict]:
+        survey = scan.survey(self.session.folder)
+        for save in survey.saves:
+            if save.name == name:
+                return save, self._judge(save, survey)
+        msg = f"{names.encode(name)} vanished from {self.session.folder} while it was read"
+        raise SourceChanged(msg)
+
+    def _place(
+        self, survey: Survey, verdicts: dict[bytes, Verdict], all_verdicts: dict[bytes, Verdict]
+    ) -> list[Placed]:
+        """Give every complete generation its ordinal, durably; those not yet published, in order.
+
+        A save that is complete by its rule and yet cannot be (a truncated file, bytes changed after the signal) is
+        put back among the waiting in `all_verdicts`.
+        """
+        folder = self.session.folder
+        saves = {save.name: save for save in survey.saves}
+        places = bookkeeping.places(folder)
+        fresh = []
+        complete = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, Complete)}
+        for name, verdict in complete.items():
+            seen = bookkeeping.fingerprint(saves[name])
+            if bookkeeping.is_new(verdict.signal, seen, [place for place in places if place.name == name]):
+                problem = formats.check(folder, saves[name])
+                if problem:
+                    all_verdicts[name] = Settling(problem, stuck=True)
+                else:
+                    fresh.append((name, verdict.signal, seen))
+                    self.log.info("complete", save=names.encode(name), rule=verdict.signal.rule, why=verdict.why)
+        if fresh:
+            bookkeeping.place(folder, fresh)
+            places = bookkeeping.places(folder)
+        newest = {place.name: place for place in places}
+        pending = []
+        for name in complete:
+            place = newest.get(name)
+            if place is None or self._done(place):
+                continue
+            if place.fingerprint == bookkeeping.fingerprint(saves[name]):
+                pending.append(Placed(place, saves[name]))
+            else:
+                all_verdicts[name] = Settling("it changed after the signal that said it was complete", stuck=True)
+        return sorted(pending, key=lambda placed: placed.place.number)
+
+    def _attempt(self, placed: Placed) -> Outcome:
+        number = placed.place.number
+        try:
+            record = self._prepare(placed)
+            if record is None:
+                self._finished.add(number)
+                self.log.info("already", save=placed.name, ordinal=number)
+                return Outcome(placed.name, number, "already")
+            self._publish(record)
+        except (SaveError, OutcomeUnknown) as error:
+            return self._failed(placed.name, number, error)
+        return Outcome(placed.name, number, "published", record)
+
+    def _settle(self, record: CommitRecord) -> Outcome:
+        """Find out about a commit that was sent and not confirmed, whatever became of the save meanwhile."""
+        try:
+            if publication.stands(self.session, record):
+                self._confirm(record)
+            else:
+                self._publish(record)
+        except (SaveError, OutcomeUnknown) as error:
+            return self._failed(record.save, record.order.ordinal, error)
+        return Outcome(record.save, record.order.ordinal, "published", record)
+
+    def _failed(self, save: str, ordinal: int, error: SaveError | OutcomeUnknown) -> Outcome:
+        count = self._retry.get(ordinal, _NO_TRY).count + 1
+        pause = min(RETRY_LONGEST, RETRY_FIRST * 2 ** (count - 1))
+        self._retry[ordinal] = _Tried(count, self.session.clock.monotonic() + pause, not error.retryable)
+        level: Level = "info" if isinstance(error, SourceChanged) else "error"
+        self.log.once(level, f"{save}: {error}", "not published", save=save, ordinal=ordinal, error=str(error))
+        return Outcome(save, ordinal, "failed", error=error)
+
+    def _prepare(self, placed: Placed) -> CommitRecord | None:
+        size = sum(file.size for file in placed.snapshot.files)
+        self.log.info("uploading", save=placed.name, ordinal=placed.place.number, bytes=size)
+        tick = self.progress(placed.name, size)
+        return publication.prepare(self.session, placed, self._previous(placed.place), self._look, tick)
+
+    def _publish(self, record: CommitRecord) -> None:
+        self._prepared[record.order.ordinal] = record
+        try:
+            publication.publish(self.session, record)
+        except OutcomeUnknown:
+            # The record may have landed: the same key and bytes are sent again, never another try's.
+            raise
+        except (CommitError, SaveError):
+            del self._prepared[record.order.ordinal]
+            raise
+        self._confirm(record)
+
+    def _confirm(self, record: CommitRecord) -> None:
+        self._prepared.pop(record.order.ordinal, None)
+        self._committed[record.order.ordinal] = record.order
+        self.log.info(
+            "published",
+            save=record.save,
+            ordinal=record.order.ordinal,
+            generation=record.generation,
+            files=record.files,
+            bytes=record.size,
+            commit=record.key,
+        )
+        self._advance(record)
+
+    def _advance(self, record: CommitRecord) -> None:
+        if not self.points:
+            return
+        try:
+            pointer.advance(self.session.store, record, known=self._pointer_seen, patience=self.session.patience)
+        except IntegrityError as error:
+            self.log.once("error", str(error), "pointer", error=str(error))
+        except OutcomeUnknown as error:
+            self.log.warning("pointer", error=str(error))
+        else:
+            self._pointer_seen = True
+
+    def _previous(self, place: Place) -> Previous:
+        """The last committed generation of the same name before `place`."""
+        places = {p.number: p for p in bookkeeping.places(self.session.folder) if p.name == place.name}
+        earlier = [n for n in self._committed if n in places and n < place.number]
+        if not earlier:
+            return Previous()
+        try:
+            record = listing.read_commit(self.session.store, self._committed[max(earlier)])
+        except KeyMissing:
+            return Previous()
+        return Previous(record.generation, record.content)
+
+    def _done(self, place: Place) -> bool:
+        return place.number in self._committed or place.number in self._finished
+
+    def _delay(self, place: Place) -> float:
+        return max(0.0, self._retry.get(place.number, _NO_TRY).not_before - self.session.clock.monotonic())
+
+    def _due(self, place: Place) -> bool:
+        return self._delay(place) == 0.0

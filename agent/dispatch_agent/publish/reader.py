@@ -1,0 +1,115 @@
+"""Reading: which save is newest, and having it back byte for byte. Works from commit records alone (invariant I7).
+
+Nothing here writes to the store. A damaged newest save makes a reader fall back to the one before, loudly; what is
+newest does not change by that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dispatch_agent.checkpoint import manifest as manifests
+from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
+from dispatch_agent.errors import Incomplete, IntegrityError
+from dispatch_agent.publish import listing, records
+from dispatch_agent.publish.records import CommitRecord, Order, Part
+from dispatch_agent.publish.verify import CHUNK
+from dispatch_agent.store.base import KeyMissing, Store
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One commit as a reader meets it: its record, or why that cannot be read."""
+
+    order: Order
+    record: CommitRecord | None
+    problem: str = ""
+
+
+def published(store: Store, save: str | None = None) -> Iterator[Published]:
+    """Every commit that is not pruned, the newest first; with `save` (an encoded name) only those of that name."""
+    for order in listing.newest_first(store):
+        try:
+            record = listing.read_commit(store, order)
+        except KeyMissing:
+            yield Published(order, None, f"{records.commit_key(order)} was listed and is missing")
+        except IntegrityError as error:
+            yield Published(order, None, str(error))
+        else:
+            if save in (None, record.save):
+                yield Published(order, record)
+
+
+def newest(store: Store, save: str | None = None) -> CommitRecord:
+    """The newest commit. Raises Incomplete if nothing is published, IntegrityError if its record is damaged."""
+    for item in published(store, save):
+        if item.record is None:
+            msg = f"the newest commit at {store.url} cannot be read: {item.problem}"
+            raise IntegrityError(msg)
+        return item.record
+    raise nothing(store, save)
+
+
+def nothing(store: Store, save: str | None) -> Incomplete:
+    """The error that says that there is nothing to read."""
+    what = f"no save named {save}" if save else "nothing"
+    return Incomplete(f"{what} is published at {store.url}; check the destination, or start without a checkpoint")
+
+
+def manifest_of(store: Store, part: Part) -> Manifest:
+    """The manifest that a commit names, checked against the digest in the commit. Raises IntegrityError, StoreError."""
+    try:
+        data = store.read(part.manifest).data
+    except KeyMissing:
+        msg = f"manifest {part.manifest} is missing at {store.url}"
+        raise IntegrityError(msg) from None
+    if records.sha256(data) != part.manifest_sha256:
+        msg = (
+            f"manifest {part.manifest} at {store.url} has sha256 {records.sha256(data)}, its commit says "
+            f"{part.manifest_sha256}: it was changed after it was committed"
+        )
+        raise IntegrityError(msg)
+    return manifests.parse(data)
+
+
+def read_file(store: Store, part: Part, kind: str, file: ManifestFile, tick: Tick) -> Iterator[bytes]:
+    """A published file's bytes, checked at the end: consume all of it before you believe any of it.
+
+    Raises IntegrityError, StoreError, and whatever `tick` raises.
+    """
+    key = records.file_key(part, file.path, "file" if kind == "file" else "folder")
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        for piece in store.stream(key, CHUNK):
+            digest.update(piece)
+            size += len(piece)
+            tick(len(piece))
+            yield piece
+    except KeyMissing:
+        msg = f"{key} is missing at {store.url}, though a commit names it"
+        raise IntegrityError(msg) from None
+    if (size, digest.hexdigest()) != (file.size, file.sha256):
+        msg = (
+            f"{key} at {store.url} has {size} bytes with sha256 {digest.hexdigest()}; published were {file.size} bytes "
+            f"with {file.sha256}: it was damaged after it was published"
+        )
+        raise IntegrityError(msg)
+
+
+def verify(store: Store, record: CommitRecord, *, tick: Tick, workers: int) -> None:
+    """Read and digest everything a commit names. Raises IntegrityError (the first damage found), StoreError."""
+    for part in record.parts:
+        manifest = manifest_of(store, part)
+
+        def check(file: ManifestFile, part: Part = part, manifest: Manifest = manifest) -> None:
+            for _ in read_file(store, part, manifest.kind, file, tick):
+                pass
+
+        with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
+            list(pool.map(check, manifest.files))

@@ -1,0 +1,211 @@
+"""A published save as a local tree again: parallel, resumable, never in the place of something else.
+
+Files come into a temporary folder beside the target that carries the commit's own name, so that a restore which was
+killed goes on where it was; one rename at the end makes the tree appear whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_agent.checkpoint import manifest as manifests
+from dispatch_agent.checkpoint import names
+from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
+from dispatch_agent.errors import AgentError, IntegrityError, SettingsError
+from dispatch_agent.publish import reader, records
+from dispatch_agent.publish.records import CommitRecord, Part
+from dispatch_agent.store.base import Store
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where the save stands now, and of which commit. `fresh`: it was brought now; else it was there already."""
+
+    path: Path
+    record: CommitRecord
+    fresh: bool
+
+
+def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, workers: int) -> Restored:
+    """Bring one commit to `target`/<its save's name>, every byte verified.
+
+    What stands there already is kept if it is that very save, and refused (SettingsError) otherwise. Raises
+    IntegrityError (damaged at the store: `target` is left as it was), StoreError, AgentError (the disk).
+    """
+    if len(record.parts) != 1:
+        msg = f"{record.save} has {len(record.parts)} parts; restore them on their ranks' own nodes"
+        raise IntegrityError(msg)
+    part = record.parts[0]
+    manifest = reader.manifest_of(store, part)
+    final = os.path.join(os.fsencode(target), names.decode_name(record.save))
+    if os.path.lexists(final):
+        difference = _difference(final, manifest)
+        if difference:
+            msg = (
+                f"{names.shown(final)} is there and is not the published save ({difference}); move it away, or restore "
+                f"to another folder: nothing is replaced"
+            )
+            raise SettingsError(msg)
+        return Restored(Path(os.fsdecode(final)), record, fresh=False)
+    partial = os.path.join(os.fsencode(target), f".{record.order.nonce}.{record.order.ordinal:06d}.partial".encode())
+    try:
+        os.makedirs(target, exist_ok=True)
+        _fill(store, part, manifest, partial, tick, workers)
+        _finish(manifest, partial, final)
+    except OSError as error:
+        msg = (
+            f"cannot restore {record.save} to {target}: {error.strerror} ({os.fsdecode(error.filename or b'')}); "
+            f"what is there of it is taken up again by the next restore"
+        )
+        raise AgentError(msg) from error
+    return Restored(Path(os.fsdecode(final)), record, fresh=True)
+
+
+def _fill(store: Store, part: Part, manifest: Manifest, partial: bytes, tick: Tick, workers: int) -> None:
+    if manifest.kind == "folder":
+        os.makedirs(partial, exist_ok=True)
+        for folder in manifest.folders:
+            os.makedirs(os.path.join(partial, names.decode_path(folder.path)), exist_ok=True)
+
+    def fetch(file: ManifestFile) -> None:
+        _fetch(store, part, manifest, file, _place(manifest, partial, file.path), tick)
+
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="restore") as pool:
+        list(pool.map(fetch, manifest.files))
+    for link in manifest.links:
+        place = os.path.join(partial, names.decode_path(link.path))
+        with contextlib.suppress(FileExistsError):
+            os.symlink(manifests.decode_target(link.target), place)
+
+
+def _fetch(store: Store, part: Part, manifest: Manifest, file: ManifestFile, place: bytes, tick: Tick) -> None:
+    if _same(place, file):
+        tick(file.size)
+        return
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as out:
+        for piece in reader.read_file(store, part, manifest.kind, file, tick):
+            view = memoryview(piece)
+            while view:
+                view = view[out.write(view) :]
+        os.fchmod(descriptor, file.mode)
+        os.fsync(descriptor)
+
+
+def _finish(manifest: Manifest, partial: bytes, final: bytes) -> None:
+    if manifest.kind == "folder":
+        for folder in manifest.folders:
+            _sync_folder(os.path.join(partial, names.decode_path(folder.path)))
+        _sync_folder(partial)
+    # rename(2) onto a folder that holds something fails, and onto an empty one replaces nothing; a file would be
+    # replaced, so the file's name is taken by link(2).
+    if manifest.kind == "file":
+        os.link(partial, final)
+        os.unlink(partial)
+    else:
+        os.rename(partial, final)
+    _sync_folder(os.path.dirname(final))
+
+
+def _sync_folder(path: bytes) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _place(manifest: Manifest, top: bytes, path: str) -> bytes:
+    return top if manifest.kind == "file" else os.path.join(top, names.decode_path(path))
+
+
+def _same(place: bytes, file: ManifestFile) -> bool:
+    try:
+        status = os.lstat(place)
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+        return False
+    digest = hashlib.sha256()
+    with open(place, "rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest() == file.sha256
+
+
+def _difference(final: bytes, manifest: Manifest) -> str:
+    """What keeps the tree at `final` from being the manifest's; '' if nothing does."""
+    if (manifest.kind == "folder") != (os.path.isdir(final) and not os.path.islink(final)):
+        return f"it is no {manifest.kind}"
+    expected = {file.path for file in manifest.files} | {link.path for link in manifest.links}
+    for file in manifest.files:
+        if not _same(_place(manifest, final, file.path), file):
+            return f"{file.path} differs"
+    if manifest.kind == "folder":
+        for link in manifest.links:
+            place = os.path.join(final, names.decode_path(link.path))
+            if not os.path.islink(place) or os.readlink(place) != manifests.decode_target(link.target):
+                return f"{link.path} differs"
+        for top, folders, files in os.walk(final):
+            for name in files + [f for f in folders if os.path.islink(os.path.join(top, f))]:
+                path = os.path.relpath(os.path.join(top, name), final)
+                if names.encode_path(path) not in expected:
+                    return f"{names.encode_path(path)} is not part of it"
+    return ""
+
+
+def discard_partial(target: Path, record: CommitRecord) -> None:
+    """Remove what a failed restore of a damaged commit left behind."""
+    partial = target / f".{record.order.nonce}.{record.order.ordinal:06d}.partial"
+    if partial.is_dir():
+        shutil.rmtree(partial)
+    else:
+        partial.unlink(missing_ok=True)
+
+
+def restore_newest(
+    store: Store,
+    target: Path,
+    *,
+    save: str | None,
+    fall_back: bool,
+    progress: Callable[[str, int], Tick],
+    damaged: Callable[[str, str], None],
+    workers: int,
+) -> Restored:
+    """Bring the newest intact commit (of that encoded name) to `target`, falling back over damaged ones.
+
+    `damaged` is told of every commit that is passed over: its key and what is wrong. Raises Incomplete (nothing is
+    published), IntegrityError (all that is there is damaged, or the newest is and `fall_back` is off), StoreError,
+    SettingsError, AgentError.
+    """
+    last: IntegrityError | None = None
+    for item in reader.published(store, save):
+        try:
+            if item.record is None:
+                raise IntegrityError(item.problem)
+            record = item.record
+            try:
+                return restore(store, record, target, tick=progress(record.save, record.size), workers=workers)
+            except IntegrityError:
+                discard_partial(target, record)
+                raise
+        except IntegrityError as error:
+            last = error
+            damaged(records.commit_key(item.order), str(error))
+            if not fall_back:
+                raise
+    if last is not None:
+        msg = f"everything published at {store.url} is damaged; the last: {last}"
+        raise IntegrityError(msg) from last
+    raise reader.nothing(store, save)

@@ -1,0 +1,93 @@
+"""From settings to a publisher: probe the store, take the folder, claim. At every start anew, remembered nowhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dispatch_agent.checkpoint import folder as bookkeeping
+from dispatch_agent.clock import Clock
+from dispatch_agent.identity import Identity
+from dispatch_agent.logs import Log
+from dispatch_agent.publish import upload
+from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.publisher import Publisher, Rule, open_session
+from dispatch_agent.publish.watcher import StandBy
+from dispatch_agent.settings import PublishSettings
+from dispatch_agent.store.base import Store
+from dispatch_agent.store.capabilities import Capabilities, require
+from dispatch_agent.store.probe import probe
+
+
+@dataclass(slots=True)
+class Starter:
+    """Starts publishers for one folder. `draw_nonce` and `draw` are the only randomness; both are passed in."""
+
+    store: Store
+    identity: Identity
+    folder: Path
+    settings: PublishSettings
+    rule: Rule
+    rank: int
+    clock: Clock
+    log: Log
+    progress: Callable[[str, int], upload.Tick]
+    draw_nonce: Callable[[], str]
+    draw: Callable[[], float]
+    environ: Mapping[str, str]
+    halt: threading.Event = field(default_factory=threading.Event)
+    _lock: bookkeeping.FolderLock | None = None
+    _found: Capabilities | None = None
+
+    def __call__(self) -> Publisher:
+        """A publisher that has claimed. Raises StandBy, StoreTooWeak, and what `open_session` raises."""
+        found = self._probe()
+        if not self.folder.is_dir():
+            # Making it would make it ours: a trainer under another UID could then not write into it.
+            msg = f"{self.folder} is not there yet; the trainer makes it"
+            raise StandBy(msg)
+        self._lock = self._lock or bookkeeping.lock(self.folder)
+        if not self._lock.acquire():
+            msg = f"another publisher has {self.folder}"
+            raise StandBy(msg)
+        patience = Patience(self.clock, self.draw, self.halt)
+        session = open_session(
+            self.store,
+            self.identity,
+            self.folder,
+            rank=self.rank,
+            weak=not found.conditional_create,
+            in_place=self.settings.in_place,
+            workers=self.settings.workers,
+            name=publisher_name(self.environ),
+            nonce=self.draw_nonce(),
+            clock=self.clock,
+            patience=patience,
+        )
+        log = self.log.bind(term=session.claim.term)
+        log.info("claimed", store=self.store.url, folder=str(self.folder))
+        return Publisher(session, self.rule, log, self.progress, points=found.conditional_replace.value != "no")
+
+    def _probe(self) -> Capabilities:
+        if self._found is None:
+            found = probe(self.store)
+            for sentence in found.saw:
+                self.log.debug("probe", saw=sentence)
+            require(found, accept_weak=self.settings.accept_weak_store)
+            if not found.conditional_create:
+                self.log.warning("weak store", reason=found.conditional_create.reason)
+            if found.conditional_replace.value != "yes":
+                what = "no pointer is written" if found.conditional_replace.value == "no" else "the pointer is advisory"
+                self.log.warning(what, reason=found.conditional_replace.reason)
+            self._found = found
+        return self._found
+
+
+def publisher_name(environ: Mapping[str, str]) -> str:
+    """Who publishes, for people: the pod if it is known, the host, the process."""
+    pod = environ.get("POD_NAME", "")
+    return "/".join(part for part in (pod, socket.gethostname(), str(os.getpid())) if part)

@@ -1,0 +1,189 @@
+"""The loop of `publish watch`: wake, pass, report, wait; drain when told to end. The only broad except, and it counts.
+
+An event only wakes the loop. Every pass is the same, and one that fails is tried again with growing pauses: a sidecar
+that gives up is worse than a store that comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dispatch_agent.clock import Clock
+from dispatch_agent.errors import (
+    AgentError,
+    CommitError,
+    DrainTimeout,
+    Fenced,
+    Incomplete,
+    NothingPublished,
+    OutcomeUnknown,
+    Refused,
+    SettingsError,
+    StoreError,
+    StoreTooWeak,
+)
+from dispatch_agent.logs import Log
+from dispatch_agent.publish.publisher import Pass, Publisher
+
+BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
+"""Seconds between two passes that failed as a whole."""
+BUSY = 2.0
+"""Seconds between two looks at whether another publisher still has the folder."""
+
+
+class StandBy(Exception):
+    """Not yet: the folder is missing, or another publisher has it. The text says which, and what is waited for."""
+
+
+class Abort(BaseException):
+    """End now, whatever is under way. Not an Exception: nothing on the way may take it for a failure to mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What the outside tells the loop. `wake`: look now. `drain`: finish what is complete, then end."""
+
+    wake: threading.Event = field(default_factory=threading.Event)
+    drain: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self) -> None:
+        """Tell the loop to drain."""
+        self.drain.set()
+        self.wake.set()
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counted over the life of one watch, so that a silent stop cannot hide."""
+
+    passes: int = 0
+    failed_passes: int = 0
+    seen: int = 0
+    published: int = 0
+    already: int = 0
+    failed_tries: int = 0
+    unpublished: tuple[str, ...] = ()
+    unsure: bool = False
+    fenced: Fenced | None = None
+
+    def verdict(self, *, asked: bool, aborted: bool = False) -> AgentError | None:
+        """What the watch ends with: None, or the first that applies. `asked`: it was told to end."""
+        if self.unsure:
+            return OutcomeUnknown(
+                "a commit was sent and could not be read back; it may have landed: start a publisher on this folder "
+                "again"
+            )
+        if self.fenced:
+            return self.fenced
+        if self.unpublished or aborted:
+            left = ", ".join(self.unpublished) or "an unfinished pass"
+            return DrainTimeout(
+                f"left unpublished at the end: {left}; a later publisher on this folder goes on with it as long as no "
+                f"newer epoch has published"
+            )
+        if not asked and self.seen and not self.published + self.already:
+            return NothingPublished(
+                f"saw {self.seen} save(s) and published none; see the reasons above, and choose a rule with --complete"
+            )
+        return None
+
+
+def watch(
+    start: Callable[[], Publisher],
+    stop: Stop,
+    tally: Tally,
+    clock: Clock,
+    log: Log,
+    *,
+    rescan: float,
+    once: bool,
+    start_timeout: float,
+) -> None:
+    """Publish until told to drain or, with `once`, until nothing more is to be done. `tally` holds what happened.
+
+    `start` claims; it raises StandBy as long as there is nothing to do, and is tried again for `start_timeout` seconds
+    while the store does not answer. `rescan` is the longest time, in seconds, between two looks. Raises
+    EpochCollision, Conflict, StoreTooWeak, SettingsError; Fenced is in the tally; a StoreError only from the start.
+    """
+    publisher: Publisher | None = None
+    pause = BACKOFF_FIRST
+    give_up = clock.monotonic() + start_timeout
+    while True:
+        stop.wake.clear()
+        ending = once or stop.drain.is_set()
+        try:
+            publisher = publisher or start()
+            done = publisher.run()
+            pause, next_look = BACKOFF_FIRST, done.again_in
+            _count(tally, done, publisher)
+            _report(log, done)
+            if ending and next_look is None and not publisher.unsure and done.unpublished == done.hopeless:
+                return
+        except Fenced as fenced:
+            tally.fenced = fenced
+            return
+        except StandBy as reason:
+            log.once("info", str(reason), "standing by", reason=str(reason))
+            if stop.drain.is_set():
+                return
+            if once and clock.monotonic() >= give_up:
+                msg = f"{reason}; gave up after {start_timeout:g} s"
+                raise Incomplete(msg) from None
+            next_look = BUSY
+        except (SettingsError, StoreTooWeak, Refused):
+            raise
+        except Exception as error:
+            if _ends(error, started=publisher is not None, late=clock.monotonic() >= give_up):
+                raise
+            tally.failed_passes += 1
+            tally.unsure = publisher is not None and publisher.unsure
+            known = isinstance(error, (AgentError, OSError))
+            log.error(
+                "pass failed", error=str(error), kind=type(error).__name__, trace=None if known else _trace(error)
+            )
+            next_look, pause = pause, min(BACKOFF_LONGEST, pause * 2)
+        clock.wait(stop.wake, rescan if next_look is None else min(rescan, next_look))
+
+
+def stand_aside(stop: Stop, tally: Tally, clock: Clock, log: Log) -> None:
+    """A fenced sidecar says so once and waits to be told to end: one that exits is only restarted."""
+    log.error("fenced", error=str(tally.fenced))
+    while not stop.drain.is_set():
+        clock.wait(stop.drain, 3600.0)
+
+
+def _ends(error: Exception, *, started: bool, late: bool) -> bool:
+    """Whether to end on this error instead of trying again."""
+    if isinstance(error, CommitError):
+        return not error.retryable
+    if isinstance(error, StoreError) and not started:
+        return late or not error.retryable
+    return not started and late
+
+
+def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
+    tally.passes += 1
+    tally.seen = max(tally.seen, done.seen)
+    tally.published += sum(outcome.result == "published" for outcome in done.outcomes)
+    tally.already += sum(outcome.result == "already" for outcome in done.outcomes)
+    tally.failed_tries += sum(outcome.result == "failed" for outcome in done.outcomes)
+    tally.unpublished = done.unpublished
+    tally.unsure = publisher.unsure
+
+
+def _report(log: Log, done: Pass) -> None:
+    for save, verdict in done.waiting:
+        log.once(
+            "warning" if verdict.stuck else "debug",
+            f"{save}: {verdict.reason}",
+            "waiting",
+            save=save,
+            reason=verdict.reason,
+        )
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
