@@ -79,7 +79,7 @@ def check_ranks(rank: int | None, nodes: int | None, shared_volume: bool | None)
     visible and nobody said whether they share one volume: a silent half of a checkpoint is the worst outcome.
     """
     if shared_volume is False:
-        msg = "--node-local: publishing the parts of several nodes is not in this version; use --shared-volume and such a volume"
+        msg = "--node-local: publishing the parts of several nodes is not in this version; share one volume instead"
         raise SettingsError(msg)
     if shared_volume is None and (nodes or 1) > 1:
         msg = (

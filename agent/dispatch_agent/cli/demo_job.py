@@ -18,7 +18,7 @@ import dispatch_agent
 def main(steps: int, pace: float) -> None:
     resumed = dispatch_agent.resume_path()
     first = json.loads((resumed / "state.json").read_text())["step"] + 1 if resumed else 1
-    print(
+    click.echo(
         f"job: epoch {os.environ['DISPATCH_EPOCH']}, " + (f"resumes from {resumed.name}" if resumed else "starts anew")
     )
     for step in range(first, first + steps):

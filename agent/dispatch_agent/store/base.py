@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 
-class KeyMissing(Exception):  # noqa: N818 (an answer, not an error)
+class KeyMissing(Exception):
     """No object stands under this key. An answer, not a fault: callers decide what it means."""
 
     def __init__(self, key: str) -> None:
@@ -24,7 +24,7 @@ class KeyMissing(Exception):  # noqa: N818 (an answer, not an error)
         self.key = key
 
 
-class ConditionFailed(Exception):  # noqa: N818 (an answer, not an error)
+class ConditionFailed(Exception):
     """The store says that the condition of a conditional write does not hold.
 
     Not yet a lost race: clients and networks send a write again whose answer was lost, and the second is refused
