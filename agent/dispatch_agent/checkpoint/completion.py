@@ -23,6 +23,7 @@ from dispatch_agent.checkpoint.signals import (
     Look,
     complete,
     lacking,
+    not_by_all,
     not_deleted,
     not_fresh,
     not_quiet,
@@ -186,6 +187,7 @@ def _pointer(name: bytes) -> Decide:
         return (
             not_fresh(look, shown(name), mtime_ns)
             or not_whole(look)
+            or not_by_all(look)
             or not_quiet(look, look.settle)
             or complete(look, "pointer", mark, f"{shown(name)} names it and is newer than all of it")
         )

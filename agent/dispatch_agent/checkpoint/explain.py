@@ -39,8 +39,8 @@ _RULES = (
         "pointer:<file>",
         "the tracker file beside the saves names it (name, path, Megatron's iteration or TensorFlow's "
         "`model_checkpoint_path`), is no older than any of its files, and quiet",
-        "whatever the tracker's writer waited for; DeepSpeed's rank 0 waits for nobody",
-        "nothing",
+        "whatever the tracker's writer waited for; DeepSpeed's rank 0 waits for nobody, so count with `--expect-ranks`",
+        "`--expect-ranks` for DeepSpeed",
         "a save that was named only between two looks",
     ),
     Preset(

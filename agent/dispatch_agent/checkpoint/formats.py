@@ -16,6 +16,8 @@ from dispatch_agent.checkpoint.save import Entry, Snapshot
 
 _WEIGHTS = (b".safetensors", b".ckpt", b".pt", b".pth", b".bin")
 _INDEXES = (b".safetensors.index.json", b".bin.index.json")
+# Rank 0's last file of a Trainer's save, written in place: the one that a kill leaves half-written.
+_STATE = b"trainer_state.json"
 _GREATEST_HEADER = 100_000_000  # what the safetensors library itself takes
 _GREATEST_INDEX = 64 << 20
 _END = b"PK\x05\x06"
@@ -31,14 +33,15 @@ def check(folder: Path, save: Snapshot) -> str:
     present = {entry.path for entry in save.entries if entry.kind in {"file", "link"}}
     for file in save.files:
         name = (file.path or save.name).rpartition(b"/")[2]
-        shards = name.endswith(_INDEXES)
-        if not shards and not name.endswith(_WEIGHTS):
+        if not name.endswith(_INDEXES + _WEIGHTS) and name != _STATE:
             continue
         if not file.size:
             problem = "is empty"
         else:
             with SourceFile(path_of(folder, save, file), file) as source:
-                if shards:
+                if name == _STATE:
+                    problem = _state(source)
+                elif name.endswith(_INDEXES):
                     problem = _index(source, file, present)
                 elif name.endswith(b".safetensors"):
                     problem = _safetensors(source)
@@ -69,6 +72,11 @@ def _safetensors(source: SourceFile) -> str:
     if 8 + length + end != source.size:
         return f"is truncated or damaged: its header says {8 + length + end} bytes, the file has {source.size}"
     return ""
+
+
+def _state(source: SourceFile) -> str:
+    whole = source.size <= _GREATEST_INDEX and isinstance(_json(source.read(source.size)), dict)
+    return "" if whole else f"is no whole JSON object: {source.size} bytes"
 
 
 def _index(source: SourceFile, file: Entry, present: set[bytes]) -> str:

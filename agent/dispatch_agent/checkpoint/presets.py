@@ -16,6 +16,7 @@ from dispatch_agent.checkpoint.signals import (
     Look,
     complete,
     lacking,
+    not_by_all,
     not_deleted,
     not_fresh,
     not_quiet,
@@ -166,10 +167,7 @@ def _hf_ranks(look: Look) -> Settling | None:
         return Settling(reason, stuck=True)
     if missing := _missing(rng, look.expect_ranks):
         return lacking(look, f"{missing} of {look.expect_ranks} ranks has no rng_state_<rank>.pth")
-    deepspeed = sum(path.endswith(b"_optim_states.pt") for path in inside)
-    if 0 < deepspeed < look.expect_ranks:
-        return lacking(look, f"{deepspeed} of {look.expect_ranks} ranks have an *_optim_states.pt")
-    return None
+    return not_by_all(look)
 
 
 def lightning(look: Look) -> Verdict:

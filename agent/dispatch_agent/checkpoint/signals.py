@@ -76,6 +76,14 @@ def not_whole(look: Look) -> Settling | None:
     return None
 
 
+def not_by_all(look: Look) -> Settling | None:
+    """The verdict if DeepSpeed wrote into it and fewer optimizer files are there than ranks are expected."""
+    written = sum(path.endswith(b"_optim_states.pt") for path in look.inside)
+    if look.expect_ranks is not None and 0 < written < look.expect_ranks:
+        return lacking(look, f"{written} of {look.expect_ranks} ranks have an *_optim_states.pt")
+    return None
+
+
 def not_deleted(look: Look, *, trust_ctime: bool) -> Settling | None:
     """The verdict if entries were taken out of it while a newer save stands beside it: rotation caught half-way.
 
