@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -122,7 +123,8 @@ def watch(
     _on_signals(stop, drain_timeout)
     if stand_by:
         log.info("standing by", reason=f"rank {rank}: rank 0 publishes for all ranks of a shared volume")
-        stop.drain.wait()
+        with contextlib.suppress(Abort):
+            stop.drain.wait()
         return
     starter = _starter(given, identity, rank, where, root, log)
     wakes = Watcher(
@@ -133,15 +135,17 @@ def watch(
         poll=rescan,
         said=lambda text: log.warning("events", reason=text),
     )
-    aborted = False
+    finished = False
     try:
         wakes.start()
         watcher.watch(starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout)
         if tally.fenced and on_fenced == "wait":
             watcher.stand_aside(stop, tally, CLOCK, log)
+        finished = True
+        _ignore_signals()
         wakes.stop()
     except Abort:
-        aborted = True
+        _ignore_signals()
     log.info(
         "ended",
         passes=tally.passes,
@@ -151,7 +155,7 @@ def watch(
         already=tally.already,
         unpublished=len(tally.unpublished),
     )
-    error = tally.verdict(asked=stop.drain.is_set(), aborted=aborted)
+    error = tally.verdict(asked=stop.drain.is_set(), finished=finished)
     if error is not None:
         raise error
 
@@ -476,6 +480,13 @@ def _on_signals(stop: Stop, drain_timeout: float) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, drain)
+
+
+def _ignore_signals() -> None:
+    """The end is near anyway: nothing may interrupt the last words."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, str]:

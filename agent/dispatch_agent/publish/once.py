@@ -28,20 +28,18 @@ class Taken(Exception):
 class Patience:
     """How often and how long to try again before an outcome stays unknown.
 
-    `draw` gives a number in [0, 1): full jitter, so that writers who met once do not meet again. `halt` cuts every
-    pause short.
+    `draw` gives a number in [0, 1): jitter, so that writers who met once do not meet again.
     """
 
     clock: Clock
     draw: Callable[[], float]
-    halt: threading.Event
     tries: int = 6
     first: float = 0.1
     longest: float = 5.0
 
     def pause(self, after: int) -> None:
         """Wait after the given try, counted from 0."""
-        self.clock.wait(self.halt, min(self.longest, self.first * 2**after) * (0.5 + self.draw() / 2))
+        self.clock.wait(threading.Event(), min(self.longest, self.first * 2**after) * (0.5 + self.draw() / 2))
 
 
 def write_once(store: Store, key: str, data: bytes, patience: Patience) -> None:

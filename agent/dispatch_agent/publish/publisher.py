@@ -148,9 +148,16 @@ class Publisher:
         self._retry: dict[int, _Tried] = {}
         self._quiet: dict[bytes, tuple[Snapshot, float]] = {}
         self._pointer_seen = False
+        self._places: list[Place] = []
         if mine:
-            # A publisher killed between a commit and the pointer leaves the pointer behind.
-            self._advance(listing.read_commit(session.store, mine[-1]))
+            self._catch_up(mine[-1])
+
+    def _catch_up(self, order: Order) -> None:
+        """Move the pointer to our newest commit: a publisher killed between the two leaves it behind."""
+        try:
+            self._advance(listing.read_commit(self.session.store, order))
+        except (KeyMissing, IntegrityError) as error:
+            self.log.error("commit unreadable", commit=str(order), error=str(error))
 
     @property
     def unsure(self) -> bool:
@@ -159,7 +166,7 @@ class Publisher:
 
     def committed(self, name: bytes) -> Outcome | None:
         """The newest generation of the save, if it is committed already."""
-        mine = [place for place in bookkeeping.places(self.session.folder) if place.name == name]
+        mine = [place for place in self._look_up() if place.name == name]
         if not mine or not self._done(mine[-1]):
             return None
         return Outcome(names.encode(name), mine[-1].number, "already")
@@ -217,7 +224,7 @@ class Publisher:
         """
         folder = self.session.folder
         saves = {save.name: save for save in survey.saves}
-        places = bookkeeping.places(folder)
+        places = self._look_up()
         fresh = []
         complete = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, Complete)}
         for name, verdict in complete.items():
@@ -231,7 +238,7 @@ class Publisher:
                     self.log.info("complete", save=names.encode(name), rule=verdict.signal.rule, why=verdict.why)
         if fresh:
             bookkeeping.place(folder, fresh)
-            places = bookkeeping.places(folder)
+            places = self._look_up()
         newest = {place.name: place for place in places}
         pending = []
         for name in complete:
@@ -322,8 +329,8 @@ class Publisher:
 
     def _previous(self, place: Place) -> Previous:
         """The last committed generation of the same name before `place`."""
-        places = {p.number: p for p in bookkeeping.places(self.session.folder) if p.name == place.name}
-        earlier = [n for n in self._committed if n in places and n < place.number]
+        same = {p.number for p in self._look_up() if p.name == place.name}
+        earlier = [number for number in self._committed if number in same and number < place.number]
         if not earlier:
             return Previous()
         try:
@@ -331,6 +338,11 @@ class Publisher:
         except KeyMissing:
             return Previous()
         return Previous(record.generation, record.content)
+
+    def _look_up(self) -> list[Place]:
+        """The places of the folder. Their records never change, so each is read once."""
+        self._places = bookkeeping.places(self.session.folder, self._places)
+        return self._places
 
     def _done(self, place: Place) -> bool:
         return place.number in self._committed or place.number in self._finished

@@ -7,11 +7,12 @@ killed goes on where it was; one rename at the end makes the tree appear whole.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import Store
 
 Tick = Callable[[int], None]
+
+LOCK = ".restore.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,21 @@ def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, wor
     part = record.parts[0]
     manifest = reader.manifest_of(store, part)
     final = os.path.join(os.fsencode(target), names.decode_name(record.save))
+    os.makedirs(target, exist_ok=True)
+    with _alone(target):
+        return _bring(store, record, part, manifest, target, final, tick, workers)
+
+
+def _bring(
+    store: Store,
+    record: CommitRecord,
+    part: Part,
+    manifest: Manifest,
+    target: Path,
+    final: bytes,
+    tick: Tick,
+    workers: int,
+) -> Restored:
     if os.path.lexists(final):
         difference = _difference(final, manifest)
         if difference:
@@ -59,7 +77,6 @@ def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, wor
         return Restored(Path(os.fsdecode(final)), record, fresh=False)
     partial = os.path.join(os.fsencode(target), f".{record.order.nonce}.{record.order.ordinal:06d}.partial".encode())
     try:
-        os.makedirs(target, exist_ok=True)
         _fill(store, part, manifest, partial, tick, workers)
         _finish(manifest, partial, final)
     except OSError as error:
@@ -69,6 +86,19 @@ def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, wor
         )
         raise AgentError(msg) from error
     return Restored(Path(os.fsdecode(final)), record, fresh=True)
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """One restore into a folder at a time: two would write the same temporary files."""
+    descriptor = os.open(target / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        # Where there are no locks, two restores may each undo the other's work; both still end with verified bytes.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _fill(store: Store, part: Part, manifest: Manifest, partial: bytes, tick: Tick, workers: int) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_agent.checkpoint import folder as bookkeeping
@@ -39,7 +38,6 @@ class Starter:
     draw_nonce: Callable[[], str]
     draw: Callable[[], float]
     environ: Mapping[str, str]
-    halt: threading.Event = field(default_factory=threading.Event)
     _lock: bookkeeping.FolderLock | None = None
     _found: Capabilities | None = None
 
@@ -54,7 +52,7 @@ class Starter:
         if not self._lock.acquire():
             msg = f"another publisher has {self.folder}"
             raise StandBy(msg)
-        patience = Patience(self.clock, self.draw, self.halt)
+        patience = Patience(self.clock, self.draw)
         session = open_session(
             self.store,
             self.identity,

@@ -30,6 +30,9 @@ from dispatch_agent.publish.publisher import Pass, Publisher
 
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
 """Seconds between two passes that failed as a whole."""
+REST_LONGEST = 1.0
+"""Seconds: after a pass, its own duration again, so that a trainer that writes all the time costs us half a core at
+most."""
 BUSY = 2.0
 """Seconds between two looks at whether another publisher still has the folder."""
 
@@ -69,8 +72,9 @@ class Tally:
     unsure: bool = False
     fenced: Fenced | None = None
 
-    def verdict(self, *, asked: bool, aborted: bool = False) -> AgentError | None:
-        """What the watch ends with: None, or the first that applies. `asked`: it was told to end."""
+    def verdict(self, *, asked: bool, finished: bool) -> AgentError | None:
+        """What the watch ends with: None, or the first that applies. `asked`: it was told to end; `finished`: it ended
+        by itself after that, and was not cut short."""
         if self.unsure:
             return OutcomeUnknown(
                 "a commit was sent and could not be read back; it may have landed: start a publisher on this folder "
@@ -78,7 +82,7 @@ class Tally:
             )
         if self.fenced:
             return self.fenced
-        if self.unpublished or aborted:
+        if self.unpublished or not finished:
             left = ", ".join(self.unpublished) or "an unfinished pass"
             return DrainTimeout(
                 f"left unpublished at the end: {left}; a later publisher on this folder goes on with it as long as no "
@@ -113,6 +117,7 @@ def watch(
     give_up = clock.monotonic() + start_timeout
     while True:
         stop.wake.clear()
+        began = clock.monotonic()
         ending = once or stop.drain.is_set()
         try:
             publisher = publisher or start()
@@ -145,6 +150,7 @@ def watch(
                 "pass failed", error=str(error), kind=type(error).__name__, trace=None if known else _trace(error)
             )
             next_look, pause = pause, min(BACKOFF_LONGEST, pause * 2)
+        clock.wait(stop.drain, min(REST_LONGEST, clock.monotonic() - began))
         clock.wait(stop.wake, rescan if next_look is None else min(rescan, next_look))
 
 
