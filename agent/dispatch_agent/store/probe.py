@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dispatch_agent.clock import Clock, SystemClock
 from dispatch_agent.errors import StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, Store
 from dispatch_agent.store.capabilities import Capabilities, Checksum, Checksums, Facts, States, require
@@ -25,6 +26,8 @@ __all__ = ["Capabilities", "probe", "require"]
 # in nearly every round, since both are let go together; four find what only a queue shows.
 RACERS, ROUNDS = 2, 10
 CROWD, CROWD_ROUNDS = 4, 1
+# On a loaded machine SeaweedFS lets losers sleep for a second: after this long only the first few rounds are run.
+RACE_SECONDS, LEAST_ROUNDS = 1.5, 3
 LISTED = 8
 OVERWRITES = 16
 BODY = 64 << 10  # large enough that a write which is not atomic is seen half done
@@ -32,13 +35,20 @@ BODY = 64 << 10  # large enough that a write which is not atomic is seen half do
 Write = Callable[[bytes], str]
 
 
-def probe(store: Store, *, racers: int = RACERS, rounds: int = ROUNDS, nonce: str | None = None) -> Capabilities:
+def probe(
+    store: Store,
+    *,
+    racers: int = RACERS,
+    rounds: int = ROUNDS,
+    nonce: str | None = None,
+    clock: Clock | None = None,
+) -> Capabilities:
     """Prove what `store` can do; sets the checksum that it honours on a store that can send one.
 
     Takes one to four seconds on a server that is near. Removes its scratch keys below `probe/`. Raises
     StoreUnavailable and StoreDenied when the store does not answer at all.
     """
-    work = _Probe(store, f"probe/{nonce or secrets.token_hex(6)}", racers, rounds)
+    work = _Probe(store, f"probe/{nonce or secrets.token_hex(6)}", racers, rounds, clock or SystemClock())
     try:
         return work.run()
     finally:
@@ -51,6 +61,7 @@ class _Probe:
     below: str
     racers: int
     rounds: int
+    clock: Clock
     saw: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
 
@@ -193,8 +204,12 @@ class _Probe:
     def _race(self, what: str, start: Callable[[int], tuple[str, Write]]) -> Support:
         """Rounds in which several writers are let go at once; exactly one may win, and its bytes must stand."""
         plan = [self.racers] * self.rounds + [CROWD] * (CROWD_ROUNDS if self.racers < CROWD else 0)
-        with ThreadPoolExecutor(max(plan, default=1)) as pool:
+        with ThreadPoolExecutor(max(plan)) as pool:
+            began, raced = self.clock.monotonic(), 0
             for number, racers in enumerate(plan):
+                if number >= LEAST_ROUNDS and self.clock.monotonic() - began > RACE_SECONDS:
+                    break
+                raced += 1
                 key, write = start(number)
                 bodies = [f"{what} {number} {racer} {secrets.token_hex(8)}".encode() for racer in range(racers)]
                 barrier = threading.Barrier(racers)
@@ -202,7 +217,7 @@ class _Probe:
                 wrong = _judge(bodies, told, self._content(key))
                 if wrong:
                     return self._see("no", f"racing {what}, round {number + 1} of {racers} writers: {wrong}")
-        return self._see("yes", f"{len(plan)} races to {what} had one winner each, and its bytes stood")
+        return self._see("yes", f"{raced} races to {what} had one winner each, and its bytes stood")
 
     def _checksums(self) -> tuple[Support, Checksum]:
         if not isinstance(self.store, Checksums):

@@ -80,7 +80,7 @@ class S3Store:
                 for piece in self._pieces(key, response, chunk):
                     yield piece
                     at, broken = at + len(piece), 0
-            except StoreUnavailable:  # noqa: PERF203 (one turn per broken connection)
+            except StoreUnavailable:
                 broken += 1
                 if broken > RESUMES:
                     raise
