@@ -13,7 +13,7 @@ from dispatch_agent import __version__
 from dispatch_agent.cli.demo import demo
 from dispatch_agent.cli.prologue import identity_command, prologue_group
 from dispatch_agent.cli.publish import publish
-from dispatch_agent.errors import AgentError
+from dispatch_agent.errors import AgentError, UsageError
 from dispatch_agent.logs import redact
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -61,16 +61,11 @@ cli.add_command(demo)
 
 def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
     """Run one command line and exit with its code."""
+    group, rest = (publish, arguments[1:]) if name == "publish" else (cli, arguments)
     try:
-        if name == "publish":
-            publish.main(arguments[1:], prog_name=name, standalone_mode=False)
-        else:
-            cli.main(arguments, prog_name=name, standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        leave(stop.exit_code)
+        code = group.main(rest, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
-        error.show()
-        leave(2)
+        leave(_misused(error, name))
     except click.Abort:
         leave(130)
     except AgentError as error:
@@ -86,7 +81,20 @@ def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
             f"{name}: this is a fault in dispatch-agent {__version__}; please report it with the lines above", err=True
         )
         leave(1)
-    leave(0)
+    # click gives a command's ctx.exit(code) back as a value, where the command itself would give None.
+    leave(code if isinstance(code, int) else 0)
+
+
+def _misused(error: click.ClickException, name: str) -> int:
+    """Say what is wrong with the command line in one sentence, as every other error is said; the exit code."""
+    said = error.format_message()
+    if "\n" in said:  # no arguments at all: the message is the whole help
+        error.show()
+    else:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        path = context.command_path if context else name
+        click.echo(f"{name}: {redact(said[:1].lower() + said[1:]).rstrip('.')}; see {path} --help", err=True)
+    return UsageError.exit_code
 
 
 def leave(code: int) -> NoReturn:

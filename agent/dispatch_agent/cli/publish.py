@@ -11,14 +11,13 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from dispatch_agent import cluster
 from dispatch_agent.checkpoint import completion, names
 from dispatch_agent.checkpoint import folder as bookkeeping
-from dispatch_agent.checkpoint.watch import Watcher
 from dispatch_agent.cli import display, options
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
@@ -44,7 +43,11 @@ from dispatch_agent.store.opening import open_store
 from dispatch_agent.store.posix import PosixStore
 from dispatch_agent.store.probe import probe as probe_store
 
+if TYPE_CHECKING:
+    from dispatch_agent.checkpoint.watch import Watcher
+
 CLOCK = SystemClock()
+Events = Literal["auto", "events", "polling"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -109,7 +112,7 @@ def watch(
     drain_timeout: float,
     start_timeout: float,
     rescan: float,
-    events: Literal["auto", "events", "polling"],
+    events: Events,
     **given: Any,
 ) -> None:
     """Watch FOLDER (default: ROOT/exec/<DISPATCH_ATTEMPT>) and publish every complete save, until SIGTERM.
@@ -127,14 +130,7 @@ def watch(
             stop.drain.wait()
         return
     starter = _starter(given, identity, rank, where, root, log)
-    wakes = Watcher(
-        where,
-        stop.wake.set,
-        mode=events,
-        clock=CLOCK,
-        poll=rescan,
-        said=lambda text: log.warning("events", reason=text),
-    )
+    wakes = _wakes(where, stop, events, rescan, log)
     finished = False
     try:
         wakes.start()
@@ -442,6 +438,19 @@ def _starter(
         draw=random.random,
         environ=os.environ,
     )
+
+
+def _wakes(folder: Path, stop: Stop, events: Events, rescan: float, log: Log) -> Watcher:
+    try:
+        from dispatch_agent.checkpoint.watch import Watcher  # noqa: PLC0415 (only this command needs watchdog)
+    except ModuleNotFoundError as error:
+        msg = f"publish watch needs {error.name}, which is not installed: pip install 'dispatch-agent[publish]'"
+        raise SettingsError(msg) from error
+
+    def said(reason: str) -> None:
+        log.warning("events", reason=reason)
+
+    return Watcher(folder, stop.wake.set, mode=events, clock=CLOCK, poll=rescan, said=said)
 
 
 def _check_in_place(store: Store, folder: Path, root: Path | None) -> None:
