@@ -14,14 +14,21 @@ Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 
+# What a library or a URL may put into a message: user:password@ of a URL; signed query parameters; an authorization
+# header; a key, secret, token or password that is given by its name, quoted or not.
+_NAMED = r"secret|session|security|access|account|api|storage|shared|sas|auth|bearer|private"
 _SECRETS = (
-    # user:password in a URL; signed query parameters; an AWS secret or session token that a library put into a message
     (re.compile(r"(?<=://)[^/@\s]+@"), "***@"),
-    (re.compile(r"(?i)(x-amz-(?:signature|security-token|credential)=)[^&\s]+"), r"\1***"),
+    (re.compile(r"(?i)(x-amz-(?:signature|security-token|credential)=)[^&\s\"']+"), r"\1***"),
+    (re.compile(r"(?i)(authorization[\"']?\s*[=:]\s*[\"']?(?:(?:bearer|basic)\s+)?)[^\s\"',}]+"), r"\1***"),
     (
         re.compile(
-            r"(?i)((?:secret|session|security)[-_ ]?(?:access[-_ ]?)?(?:key|token)[\"']?\s*[=:]\s*[\"']?)[^\s\"',}]+"
+            rf"(?i)((?:(?:{_NAMED})[-_ ]?)+(?:key|token|signature)[\"']?\s*[=:]\s*[\"']?)[^\s\"',}}&]+",
         ),
+        r"\1***",
+    ),
+    (
+        re.compile(r"(?i)((?<![a-z0-9])(?:secret|password|passwd|token|sig)[\"']?\s*[=:]\s*[\"']?)[^\s\"',}&]+"),
         r"\1***",
     ),
 )
@@ -74,17 +81,18 @@ class Log:
     def _emit(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
         if LEVELS.index(level) < LEVELS.index(self.least):
             return
-        everything = {**fields, **self.bound}
+        # Each value by itself: quoting would hide the quotes that a secret stands in, and what is cut out of a finished
+        # line could take its quotes along.
+        everything = {key: _redacted(value) for key, value in {**fields, **self.bound}.items()}
         if self.style == "json":
             line = json.dumps(
                 {"time": self.clock.wall(), "level": level, "event": event, **everything},
-                default=str,
                 ensure_ascii=True,
             )
         else:
             pairs = " ".join(f"{key}={_quoted(value)}" for key, value in everything.items() if value not in ("", None))
             line = f"{self.clock.wall()} {level.upper():7} {event} {pairs}".rstrip()
-        self.write(redact(line))
+        self.write(line)
 
 
 def to_stream(stream: TextIO) -> Callable[[str], None]:
@@ -94,11 +102,15 @@ def to_stream(stream: TextIO) -> Callable[[str], None]:
         try:
             stream.write(line + "\n")
             stream.flush()
-        except (BrokenPipeError, ValueError):
-            # Nothing is left to say it on; the exit code and the store still tell.
+        except (OSError, ValueError):
+            # A closed pipe, a full disk: nothing is left to say it on; the exit code and the store still tell.
             return
 
     return write
+
+
+def _redacted(value: object) -> object:
+    return value if value is None or isinstance(value, (bool, int, float)) else redact(str(value))
 
 
 def _quoted(value: object) -> str:
