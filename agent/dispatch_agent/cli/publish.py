@@ -135,7 +135,7 @@ def watch(
     try:
         wakes.start()
         watcher.watch(starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout)
-        if tally.fenced and on_fenced == "wait":
+        if tally.fenced and on_fenced == "wait" and not once:
             watcher.stand_aside(stop, tally, CLOCK, log)
         finished = True
         _ignore_signals()
@@ -228,7 +228,7 @@ def complete(path: Path, token: str) -> None:
 @options.as_json
 def latest(save: str | None, as_json: bool, **given: Any) -> None:
     """Print the newest published save: by the commit records, which are the truth, not by the pointer."""
-    store = _store(given)
+    store = _store_to_read(given)
     record = reader.newest(store, _encoded(save))
     if not as_json:
         click.echo(_shown_name(record))
@@ -243,7 +243,7 @@ def latest(save: str | None, as_json: bool, **given: Any) -> None:
 @options.as_json
 def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
     """List every published save, the oldest first; the last line is the newest."""
-    store = _store(given)
+    store = _store_to_read(given)
     items = list(reader.published(store, _encoded(save)))[::-1]
     for item in items:
         if item.record is None:
@@ -299,7 +299,7 @@ def restore(
 
     Every byte is verified. What stands there already is never replaced. Killed half-way, it goes on where it was.
     """
-    store = _store(given)
+    store = _store_to_read(given)
     if target is None:
         checkpoint_root(root)
         target = resume_folder(root, cluster.read_identity(os.environ).attempt)
@@ -335,9 +335,11 @@ def restore(
 @options.as_json
 def verify(save: str | None, everything: bool, workers: int, as_json: bool, **given: Any) -> None:
     """Read what is published back and compare every byte with its sha256. Exit 22 if anything is damaged."""
-    store = _store(given)
+    store = _store_to_read(given)
     if everything:
         items = list(reader.published(store, _encoded(save)))
+        if not items:  # a mistyped destination must not pass for an intact one
+            raise reader.nothing(store, _encoded(save))
     else:
         record = reader.newest(store, _encoded(save))
         items = [reader.Published(record.order, record)]
@@ -363,7 +365,7 @@ def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any)
     cannot refuse a lost race."""
     if url:
         given["dest"] = url
-    store = _store(given)
+    store = _store_to_read(given)
     found = probe_store(store)
     rows = {
         "conditional create": found.conditional_create,
@@ -451,6 +453,13 @@ def _wakes(folder: Path, stop: Stop, events: Events, rescan: float, log: Log) ->
         log.warning("events", reason=reason)
 
     return Watcher(folder, stop.wake.set, mode=events, clock=CLOCK, poll=rescan, said=said)
+
+
+def _store_to_read(given: dict[str, Any]) -> Store:
+    """For commands that write no log: what a log would say of the variables is said before anything else."""
+    for sentence in unknown_variables(os.environ, _variables()):
+        click.echo(f"warning: {sentence}", err=True)
+    return _store(given)
 
 
 def _check_in_place(store: Store, folder: Path, root: Path | None) -> None:
