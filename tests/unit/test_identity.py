@@ -43,9 +43,11 @@ def test_a_part_outside_its_range_makes_no_epoch(parts: tuple[int, int, int]) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "999999", "01000000", "+1000000", "-1000000", " 1000000", "1000000 ", "1000000\n", "1_000_000", "1e6"]
-    + ["\u0661\u0660\u0660\u0660\u0660\u0660\u0660", "\uff11000000", "0x100000", "1000000.0", "9" * 5000]
-    + ["18000001000001000000", "18446744073709551616", "12000000000001", "18000000000000000000"],
+    [
+        *("", "0", "999999", "01000000", "+1000000", "-1000000", " 1000000", "1000000 ", "1000000\n", "1_000_000"),
+        *("\u0661\u0660\u0660\u0660\u0660\u0660\u0660", "\uff11000000", "0x100000", "1000000.0", "1e6", "9" * 5000),
+        *("18000001000001000000", "18446744073709551616", "12000000000001", "18000000000000000000"),
+    ],
 )
 def test_only_the_plain_decimal_text_of_a_possible_epoch_is_read(text: str) -> None:
     with pytest.raises(InvalidEpoch):
@@ -71,7 +73,9 @@ def test_a_job_id_is_a_ulid_in_upper_case() -> None:
         identity.parse_job_id(JOB.lower())
 
 
-@pytest.mark.parametrize("text", ["", JOB[:-1], JOB + "0", "8" + JOB[1:], JOB[:-1] + "U", JOB + "\n", JOB[:-1] + "\u0660"])
+@pytest.mark.parametrize(
+    "text", ["", JOB[:-1], JOB + "0", "8" + JOB[1:], JOB[:-1] + "U", JOB + "\n", JOB[:-1] + "\u0660"]
+)
 def test_what_is_no_ulid_is_no_job_id(text: str) -> None:
     with pytest.raises(Refused, match="is not a ULID"):
         identity.parse_job_id(text)
