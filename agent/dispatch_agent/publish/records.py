@@ -333,7 +333,7 @@ def _document(data: bytes, key: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         msg = f"{key} holds {type(document).__name__} where an object is expected; it is not ours"
         raise IntegrityError(msg)
-    if document.get("format") != FORMAT:
+    if document.get("format") != FORMAT or isinstance(document["format"], bool):
         msg = f"{key} has format {document.get('format')!r}; this version reads {FORMAT}: use a newer dispatch-agent"
         raise IntegrityError(msg)
     return document
@@ -394,7 +394,11 @@ def _how(document: dict[str, Any], key: str) -> Literal["encoded", "raw"]:
 
 
 def _list(document: dict[str, Any], field: str, key: str) -> list[Any]:
-    return list(_field(document, field, key, list, "a list"))
+    value = _field(document, field, key, list, "a list")
+    if not value:
+        msg = f"{key} has no {field}; it is damaged or not ours"
+        raise IntegrityError(msg)
+    return list(value)
 
 
 def _part(document: Any, key: str) -> Part:
