@@ -152,6 +152,25 @@ def test_the_readme_gives_the_reason_of_every_line_of_the_script() -> None:
     assert "".join(quoted) == "".join(f"{line}\n" for line in TEXT.splitlines() if line)
 
 
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox", "mksh", "lksh", "ksh93", "zsh", "posh"])
+def test_a_shell_changes_of_the_environment_what_the_readme_says(
+    shell: str, stage: Stage, runner_for: Callable[..., Runner]
+) -> None:
+    row = next(line for line in README.splitlines() if line.startswith(f"| {shell} | `") and line.count("|") == 5)
+    added, dropped, separators = (cell.strip() for cell in row.split("|")[2:5])
+    environ = {b"DISPATCH_EPOCH": b"1000000", b"DISPATCH_ATTEMPT": b"a", b"a.b": b"", b"IFS": b"x"}
+    runner = runner_for(shell)
+    words = runner.command([bytes(stage.probe.path)])
+    subprocess.run(words, executable=runner.executable, env=environ, cwd=stage.folder, check=False)
+    report = conformance.read_report(stage.probe.report)
+    assert report is not None
+    # ksh93 of some versions hands its own attributes on under a name that nobody would use.
+    seen = report.environ.keys() - environ.keys() - {b"A__z"}
+    assert {name.decode() for name in seen} == set(re.findall(r"[A-Z_]+", added))
+    assert dropped.startswith("before") or (b"a.b" in report.environ) == (dropped == "no")
+    assert (report.environ[b"IFS"] == b"x") == (separators == "kept")
+
+
 def test_yash_blanks_arguments_and_misses_variables_that_it_cannot_decode(stage: Stage) -> None:
     shell = shutil.which("yash")
     assert shell, "yash is not installed"
