@@ -29,6 +29,7 @@ _INPUTS = (
 )
 _WORKDIR = b"DISPATCH_K8S_WORKDIR"
 _UNSET = b"(unset)"
+_TRUE = {b"1", b"true", b"t", b"yes", b"y", b"on"}  # as click has it for every other switch
 _EACCES, _ENOENT, _ENOEXEC, _ENOTDIR = 13, 2, 8, 20
 
 
@@ -174,7 +175,7 @@ def _become(command: list[bytes], allow_restart: bool) -> "NoReturn":
             raise Refusal(message)
         marker = b""
         if environ.get(b"PUBLISH_ROOT") and b"DISPATCH_EPOCH" not in environ:
-            allow_restart = allow_restart or environ.get(b"AGENT_ALLOW_RANK_RESTART") in {b"1", b"true", b"yes"}
+            allow_restart = allow_restart or environ.get(b"AGENT_ALLOW_RANK_RESTART", b"").lower() in _TRUE
             marker = _mark_started(environ, launch, allow_restart)
     except Refusal as refusal:
         _say(refusal.message)
@@ -183,7 +184,7 @@ def _become(command: list[bytes], allow_restart: bool) -> "NoReturn":
     _flush(sys.stderr)
     error = _execute(command, launch.environ)
     if marker:
-        posix.unlink(marker)  # nothing ran
+        _remove(marker)  # nothing ran
     _say(b"cannot run %b: %b" % (command[0], _reason(error)))
     raise SystemExit(127 if error.errno in {_ENOENT, _ENOTDIR} else 126)
 
@@ -208,7 +209,7 @@ def _enter(workdir: bytes) -> None:
 
 
 def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: bool) -> bytes:
-    """Record durably that this rank ran under this identity; O_EXCL tells a second run from the first.
+    """Record that this rank ran under this identity; O_EXCL tells a second run from the first.
 
     Returns the marker's path, or nothing if it was there and that is allowed.
     """
@@ -240,6 +241,13 @@ def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: 
             % (environ[b"PUBLISH_ROOT"], _reason(error))
         ) from None
     return marker
+
+
+def _remove(marker: bytes) -> None:
+    try:
+        posix.unlink(marker)
+    except OSError:  # then the next run is refused, and says which file is in its way
+        return
 
 
 def _execute(command: list[bytes], environ: dict[bytes, bytes]) -> OSError:
@@ -313,7 +321,7 @@ def _say(message: bytes) -> None:
         return
 
 
-class Refusal(Exception):  # noqa: N818  it is the contract's word, beside Launch
+class Refusal(Exception):
     """No valid identity; `message` is the script's sentence."""
 
     def __init__(self, message: bytes) -> None:
