@@ -40,7 +40,7 @@ class Connection:
             return self.run(self.request(method, **request))
 
     async def request(self, method: str, **request: Any) -> dict[str, Any]:
-        """One S3 request, for use on the loop. Raises what s3fs raises."""
+        """One S3 request, for use on the loop. Raises what botocore and aiohttp raise."""
         filesystem = self._filesystem
         try:
             return await self._send(filesystem, method, request)
@@ -71,10 +71,20 @@ class Connection:
             self.run(creator.__aexit__(None, None, None))
 
     async def _send(self, filesystem: s3fs.S3FileSystem, method: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        client = await filesystem.set_session()
+        try:
+            client = await filesystem.set_session()
+        except TypeError as error:  # s3fs hands what it does not know to botocore's session
+            msg = f"the storage options for {self._url} are not understood: {error}"
+            raise SettingsError(msg) from error
         # The same handler under the same id is registered once, however often it is asked for.
         client.meta.events.register("before-sign.s3", _trust_checksum, unique_id="dispatch-agent-checksum")
-        response: dict[str, Any] = await filesystem._call_s3(method, **request)
+        try:
+            response: dict[str, Any] = await filesystem._call_s3(method, **request)
+        except OSError as error:
+            # s3fs's own types say less than what they were made from, and a TimeoutError loses it between threads.
+            if answer(error).status and error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
         return response
 
     def _renewed(self, expired: s3fs.S3FileSystem) -> s3fs.S3FileSystem:
