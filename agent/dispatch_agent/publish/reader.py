@@ -6,18 +6,18 @@ newest does not change by that.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
 from dispatch_agent.errors import Incomplete, IntegrityError
 from dispatch_agent.publish import listing, records
+from dispatch_agent.publish import verify as verification
 from dispatch_agent.publish.records import CommitRecord, Order, Part
-from dispatch_agent.publish.verify import CHUNK
-from dispatch_agent.store.base import KeyMissing, Store
+from dispatch_agent.store.base import KeyMissing, Store, Uploaded
 
 Tick = Callable[[int], None]
 
@@ -77,29 +77,16 @@ def manifest_of(store: Store, part: Part) -> Manifest:
     return manifests.parse(data)
 
 
-def read_file(store: Store, part: Part, kind: str, file: ManifestFile, tick: Tick) -> Iterator[bytes]:
+def read_file(
+    store: Store, part: Part, kind: Literal["file", "folder"], file: ManifestFile, tick: Tick
+) -> Iterator[bytes]:
     """A published file's bytes, checked at the end: consume all of it before you believe any of it.
 
     Raises IntegrityError, StoreError, and whatever `tick` raises.
     """
-    key = records.file_key(part, file.path, "file" if kind == "file" else "folder")
-    digest = hashlib.sha256()
-    size = 0
-    try:
-        for piece in store.stream(key, CHUNK):
-            digest.update(piece)
-            size += len(piece)
-            tick(len(piece))
-            yield piece
-    except KeyMissing:
-        msg = f"{key} is missing at {store.url}, though a commit names it"
-        raise IntegrityError(msg) from None
-    if (size, digest.hexdigest()) != (file.size, file.sha256):
-        msg = (
-            f"{key} at {store.url} has {size} bytes with sha256 {digest.hexdigest()}; published were {file.size} bytes "
-            f"with {file.sha256}: it was damaged after it was published"
-        )
-        raise IntegrityError(msg)
+    expected = Uploaded(file.size, file.sha256, verified=True)
+    key = records.file_key(part, file.path, kind)
+    return verification.read(store, key, expected, "it was damaged after it was published", tick)
 
 
 def verify(store: Store, record: CommitRecord, *, tick: Tick, workers: int) -> None:

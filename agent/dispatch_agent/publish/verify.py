@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dispatch_agent.checkpoint.manifest import Manifest
 from dispatch_agent.errors import IntegrityError
@@ -14,22 +14,26 @@ from dispatch_agent.store.base import KeyMissing, Store, Uploaded
 CHUNK = 1 << 20
 
 
-def read_back(store: Store, key: str, expected: Uploaded, tick: Callable[[int], None]) -> None:
-    """Read a stored file and digest it. Raises IntegrityError, StoreError, and whatever `tick` raises."""
+def read(store: Store, key: str, expected: Uploaded, otherwise: str, tick: Callable[[int], None]) -> Iterator[bytes]:
+    """A stored file's bytes, compared at the end: consume all of them before you believe any.
+
+    `otherwise` ends the sentence about bytes that differ. Raises IntegrityError, StoreError, and what `tick` raises.
+    """
     digest = hashlib.sha256()
     size = 0
     try:
         for piece in store.stream(key, CHUNK):
             digest.update(piece)
             size += len(piece)
-            tick(0)
+            tick(len(piece))
+            yield piece
     except KeyMissing:
-        msg = f"{key} is missing at {store.url} right after it was stored; it is uploaded again"
+        msg = f"{key} is missing at {store.url}: {otherwise}"
         raise IntegrityError(msg) from None
     if (size, digest.hexdigest()) != (expected.size, expected.sha256):
         msg = (
-            f"{key} at {store.url} reads back as {size} bytes with sha256 {digest.hexdigest()}, but "
-            f"{expected.size} bytes with {expected.sha256} were sent; it is uploaded again"
+            f"{key} at {store.url} has {size} bytes with sha256 {digest.hexdigest()} where {expected.size} bytes with "
+            f"{expected.sha256} were stored: {otherwise}"
         )
         raise IntegrityError(msg)
 
