@@ -9,12 +9,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import dispatch_agent
 from dispatch_agent.checkpoint.save import Entry, Snapshot
 
 SECOND = 1_000_000_000
 TRAINERS = Path(__file__).parent.parent / "trainers"
+_IMPORTS = (
+    "import os, sys, resource, signal, threading, time\n"
+    "from pathlib import Path\n"
+    "from dispatch_agent.checkpoint import folder, reading, scan, watch\n"
+    "from dispatch_agent.clock import SystemClock\n"
+)
+# A machine that runs other tests at the same time makes any example slow now and then.
+settings.register_profile("steady", deadline=None)
+settings.load_profile("steady")
 Built = Callable[..., Snapshot]
 
 
@@ -46,7 +56,9 @@ def built() -> Built:
         ]
         entries += [_entry(path, "link", 0, 1, target) for path, target in (links or {}).items()]
         folders = {str(parent) for path in files for parent in Path(path).parents if str(parent) != "."}
-        entries += [_entry(path, "folder", 0, 4096) for path in folders]
+        for path in folders:
+            within = [e.mtime_ns for e in entries if e.kind == "file" and e.path.startswith(os.fsencode(path) + b"/")]
+            entries.append(_entry(path, "folder", max(within) // SECOND, 4096))
         newest = max([0, *(entry.mtime_ns // SECOND for entry in entries)])
         root = _entry("", "folder", newest if folder_at is None else folder_at, 4096)
         return Snapshot(os.fsencode(name), root, tuple(sorted(entries, key=lambda entry: entry.path)))
@@ -79,17 +91,17 @@ def trainer(environment: dict[str, str]) -> Callable[..., subprocess.Popen[bytes
 
 @pytest.fixture
 def python(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a Python program to its end, as another user if `uid` is given (whoever runs the tests is root then)."""
+    """Run a Python program to its end. With `uid` (as root) it becomes that user once everything is imported: the
+    interpreter and the package may stand where only root can read."""
 
     def run(program: str, *arguments: object, uid: int | None = None) -> subprocess.CompletedProcess[str]:
+        drop = f"os.setgroups([]); os.setgid({uid}); os.setuid({uid})\n" if uid is not None else ""
         return subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
-            env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            [sys.executable, "-c", _IMPORTS + drop + program, *map(str, arguments)],
+            env=environment,
             capture_output=True,
             text=True,
             check=True,
-            user=uid,
-            group=uid,
             timeout=60,
         )
 

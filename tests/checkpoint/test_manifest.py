@@ -50,7 +50,9 @@ def test_a_manifest_comes_back_from_its_canonical_bytes(
 ) -> None:
     entries = [entry(path, size=size) for path, size in files.items() if path != folder]
     inner = [entry(folder + b"/" + path, size=size) for path, size in files.items()]
-    save = snapshot(*entries, entry(folder, "folder"), *inner, entry(folder + b"/l\xff", "link", target=b"../x"), name=name)
+    save = snapshot(
+        *entries, entry(folder, "folder"), *inner, entry(folder + b"/l\xff", "link", target=b"../x"), name=name
+    )
     made = manifests.of_snapshot(save, {file.path: SHA for file in save.files}, ranks - 1, ranks, "t")
     data = manifests.canonical(made)
     assert data.isascii()
@@ -180,7 +182,7 @@ def test_what_is_not_exactly_a_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_with_what_to_do() -> None:
-    with pytest.raises(IntegrityError, match="format 2, and this version .* use a newer one"):
+    with pytest.raises(IntegrityError, match=r"format 2, and this version .* use a newer one"):
         manifests.parse(document(format=2))
 
 

@@ -93,7 +93,7 @@ def not_deleted(look: Look, *, trust_ctime: bool) -> Settling | None:
     (Hugging Face removes its own `checkpoint-is-incomplete.txt` last).
     """
     save = look.save
-    if save.root.kind != "folder" or not _has_newer(look):
+    if save.root.kind != "folder":
         return None
     times: dict[bytes, list[int]] = defaultdict(list)
     for entry in save.entries:
@@ -102,7 +102,7 @@ def not_deleted(look: Look, *, trust_ctime: bool) -> Settling | None:
         )
     newest_file = max((file.mtime_ns for file in save.files), default=save.root.mtime_ns)
     for folder in (save.root, *(entry for entry in save.entries if entry.kind == "folder")):
-        if folder.mtime_ns > max(times.get(folder.path) or [newest_file]) + _TICK_NS:
+        if folder.mtime_ns > max(times.get(folder.path) or [newest_file]) + _TICK_NS and _has_newer(look):
             where = shown(folder.path) or "it"
             return Settling(f"files were removed from {where} and a newer save stands beside it: it is being deleted")
     return None
