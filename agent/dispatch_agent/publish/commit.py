@@ -9,14 +9,20 @@ from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.store.base import KeyMissing, Store
 
 
-def commit(store: Store, record: CommitRecord, *, weak: bool, patience: Patience) -> None:
-    """Look at every manifest once more, then create the commit record. A retry sends the same key and bytes.
+def check_manifests(store: Store, record: CommitRecord) -> None:
+    """Look at every manifest once more, just before the commit.
 
-    Raises IntegrityError (a manifest is not what was verified), Conflict (other bytes stand under the key, which
-    carries our own nonce), OutcomeUnknown, StoreError.
+    Raises IntegrityError (a manifest is not what was verified), StoreError.
     """
     for part in record.parts:
         _check_manifest(store, part.manifest, part.manifest_sha256)
+
+
+def commit(store: Store, record: CommitRecord, *, weak: bool, patience: Patience) -> None:
+    """Create the commit record, whose manifests were just checked. A retry sends the same key and bytes.
+
+    Raises Conflict (other bytes stand under the key, which carries our own nonce), OutcomeUnknown, StoreError.
+    """
     data = records.commit_bytes(record)
     if weak:
         store.put(record.key, data)

@@ -11,7 +11,7 @@ from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import AgentError, Incomplete
+from dispatch_agent.errors import AgentError, Incomplete, OutcomeUnknown
 from dispatch_agent.publish import listing, upload
 from dispatch_agent.publish.publisher import Outcome, Pass, Publisher
 from dispatch_agent.publish.watcher import StandBy
@@ -48,13 +48,20 @@ def publish_one(
             step = _handed_over(store, folder, name, epoch, str(reason))
         except AgentError as error:
             if not error.retryable:
-                raise
+                raise _certain(error, publisher) from error.__cause__
             step = _Wait(error, LOOK)
         if isinstance(step, Outcome):
             return step
         if clock.monotonic() + step.pause > deadline:
-            raise step.error
+            raise _certain(step.error, publisher) from None
         clock.wait(never, step.pause)
+
+
+def _certain(error: AgentError, publisher: Publisher | None) -> AgentError:
+    """The error to end with: whatever came last, a commit that may have landed is what the caller must know of."""
+    if publisher is None or not publisher.unsure or isinstance(error, OutcomeUnknown):
+        return error
+    return OutcomeUnknown(f"a commit was sent and could not be read back; it may have landed: try again ({error})")
 
 
 def _outcome(publisher: Publisher, done: Pass, name: bytes) -> Outcome | _Wait:

@@ -25,7 +25,7 @@ from dispatch_agent.clock import Clock
 from dispatch_agent.errors import Conflict, SourceChanged
 from dispatch_agent.publish import records, upload
 from dispatch_agent.publish.claims import Claim, check_fence
-from dispatch_agent.publish.commit import commit
+from dispatch_agent.publish.commit import check_manifests, commit
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.publish.records import CommitRecord, Order, Part
 from dispatch_agent.publish.verify import check_sizes
@@ -110,12 +110,20 @@ def prepare(session: Session, placed: Placed, previous: Previous, look: Look, ti
     return _record(session, placed, manifest, content, previous.generation + 1, part)
 
 
-def publish(session: Session, record: CommitRecord) -> None:
-    """Commit what `prepare` gave. To be called again with the same record after OutcomeUnknown.
+def ready(session: Session, record: CommitRecord) -> None:
+    """Look once more before the commit is sent: not fenced, and every manifest as it was written.
 
-    Raises Fenced, IntegrityError, Conflict, OutcomeUnknown, StoreError.
+    Raises Fenced, IntegrityError, StoreError.
     """
     check_fence(session.store, session.claim)
+    check_manifests(session.store, record)
+
+
+def publish(session: Session, record: CommitRecord) -> None:
+    """Commit what `prepare` gave and `ready` passed. To be called again with the same record after OutcomeUnknown.
+
+    Raises Conflict, OutcomeUnknown, StoreError.
+    """
     commit(session.store, record, weak=session.weak, patience=session.patience)
 
 

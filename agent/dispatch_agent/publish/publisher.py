@@ -53,12 +53,14 @@ class Outcome:
 class Pass:
     """One pass: what was seen, what was done, what is left.
 
-    `hopeless` are those of `unpublished` that no time will mend, only a change of the save. `again_in` (seconds) is
-    when a further pass may differ; None if only a change can make it.
+    `stand` counts the seen saves whose newest generation is published, now or before. `hopeless` are those of
+    `unpublished` that no time will mend, only a change of the save. `again_in` (seconds) is when a further pass may
+    differ; None if only a change can make it.
     """
 
     seen: int
     complete: int
+    stand: int
     waiting: tuple[tuple[str, Settling], ...]
     outcomes: tuple[Outcome, ...]
     unpublished: tuple[str, ...]
@@ -145,6 +147,7 @@ class Publisher:
         self._committed: dict[int, Order] = {order.ordinal: order for order in mine}
         self._finished: set[int] = set()
         self._prepared: dict[int, CommitRecord] = {}
+        self._sent: set[int] = set()
         self._retry: dict[int, _Tried] = {}
         self._quiet: dict[bytes, tuple[Snapshot, float]] = {}
         self._pointer_seen = False
@@ -162,14 +165,14 @@ class Publisher:
     @property
     def unsure(self) -> bool:
         """Whether a commit was sent whose outcome is still unknown."""
-        return bool(self._prepared)
+        return bool(self._sent)
 
     def committed(self, name: bytes) -> Outcome | None:
         """The newest generation of the save, if it is committed already."""
-        mine = [place for place in self._look_up() if place.name == name]
-        if not mine or not self._done(mine[-1]):
+        place = self._newest().get(name)
+        if place is None or not self._done(place):
             return None
-        return Outcome(names.encode(name), mine[-1].number, "already")
+        return Outcome(names.encode(name), place.number, "already")
 
     def run(self, only: bytes | None = None) -> Pass:
         """One pass over the folder, or over one save of it.
@@ -192,6 +195,7 @@ class Publisher:
         return Pass(
             seen=sum(not isinstance(verdict, Ignored) for verdict in verdicts.values()),
             complete=sum(isinstance(verdict, Complete) for verdict in verdicts.values()),
+            stand=sum(self._done(place) for name, place in self._newest().items() if name in verdicts),
             waiting=waiting,
             outcomes=tuple(outcomes),
             unpublished=tuple(placed.name for placed in left),
@@ -238,8 +242,7 @@ class Publisher:
                     self.log.info("complete", save=names.encode(name), rule=verdict.signal.rule, why=verdict.why)
         if fresh:
             bookkeeping.place(folder, fresh)
-            places = self._look_up()
-        newest = {place.name: place for place in places}
+        newest = self._newest()
         pending = []
         for name in complete:
             place = newest.get(name)
@@ -290,19 +293,26 @@ class Publisher:
         return publication.prepare(self.session, placed, self._previous(placed.place), self._look, tick)
 
     def _publish(self, record: CommitRecord) -> None:
-        self._prepared[record.order.ordinal] = record
+        number = record.order.ordinal
+        self._prepared[number] = record
         try:
+            publication.ready(self.session, record)
+            self._sent.add(number)
             publication.publish(self.session, record)
         except OutcomeUnknown:
             # The record may have landed: the same key and bytes are sent again, never another try's.
             raise
         except (CommitError, SaveError):
-            del self._prepared[record.order.ordinal]
+            self._forget(number)
             raise
         self._confirm(record)
 
+    def _forget(self, number: int) -> None:
+        self._prepared.pop(number, None)
+        self._sent.discard(number)
+
     def _confirm(self, record: CommitRecord) -> None:
-        self._prepared.pop(record.order.ordinal, None)
+        self._forget(record.order.ordinal)
         self._committed[record.order.ordinal] = record.order
         self.log.info(
             "published",
@@ -343,6 +353,10 @@ class Publisher:
         """The places of the folder. Their records never change, so each is read once."""
         self._places = bookkeeping.places(self.session.folder, self._places)
         return self._places
+
+    def _newest(self) -> dict[bytes, Place]:
+        """The place of the newest generation of every name."""
+        return {place.name: place for place in self._look_up()}
 
     def _done(self, place: Place) -> bool:
         return place.number in self._committed or place.number in self._finished

@@ -67,6 +67,7 @@ class Tally:
     seen: int = 0
     published: int = 0
     already: int = 0
+    stand: int = 0
     failed_tries: int = 0
     unpublished: tuple[str, ...] = ()
     unsure: bool = False
@@ -88,7 +89,7 @@ class Tally:
                 f"left unpublished at the end: {left}; a later publisher on this folder goes on with it as long as no "
                 f"newer epoch has published"
             )
-        if not asked and self.seen and not self.published + self.already:
+        if not asked and self.seen and not self.published + self.already + self.stand:
             return NothingPublished(
                 f"saw {self.seen} save(s) and published none; see the reasons above, and choose a rule with --complete"
             )
@@ -140,6 +141,9 @@ def watch(
             next_look = BUSY
         except (SettingsError, StoreTooWeak, Refused):
             raise
+        except Abort:
+            tally.unsure = publisher is not None and publisher.unsure
+            raise
         except Exception as error:
             if _ends(error, started=publisher is not None, late=clock.monotonic() >= give_up):
                 raise
@@ -173,6 +177,7 @@ def _ends(error: Exception, *, started: bool, late: bool) -> bool:
 def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.passes += 1
     tally.seen = max(tally.seen, done.seen)
+    tally.stand = done.stand
     tally.published += sum(outcome.result == "published" for outcome in done.outcomes)
     tally.already += sum(outcome.result == "already" for outcome in done.outcomes)
     tally.failed_tries += sum(outcome.result == "failed" for outcome in done.outcomes)

@@ -1,0 +1,25 @@
+"""Where the protocol's tests work: a scratch folder without the cost of a disk, and real servers."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers import s3_bucket, seaweed, shared_bucket
+
+__all__ = ["s3_bucket", "seaweed", "shared_bucket"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=None, help="Rounds of every race in tests/protocol (500 by hand).")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder in memory: a killed process loses no more there than on a disk, and fsync costs nothing."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="dispatch-agent-test-"))
+    yield folder
+    shutil.rmtree(folder)
