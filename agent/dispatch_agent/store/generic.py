@@ -31,8 +31,11 @@ class GenericStore:
     def __init__(self, url: str, scheme: str, options: Mapping[str, object]) -> None:
         try:
             self._fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, **options)
-        except (ValueError, TypeError, ImportError) as error:
-            msg = f"the destination {url!r} cannot be used: {error}"
+        except OSError as error:  # some of its classes connect at once
+            msg = f"could not reach {url}: {error}: look at the server if this stays"
+            raise StoreUnavailable(msg) from error
+        except Exception as error:  # its classes refuse a URL or an option with whatever they run into
+            msg = f"the destination {url!r} cannot be used: {error or type(error).__name__}: correct the URL or options"
             raise SettingsError(msg) from error
         self.url = url.rstrip("/")
         self.limits = LIMITS

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import platform
+from typing import Any
 
 from dispatch_agent.support import Support
 
@@ -79,11 +80,11 @@ def lock_trust(magic: int) -> Support:
 
 def rename_exclusive(folder: int, old: str, new: str) -> bool:
     """Rename within an open folder unless `new` is there; whether it was. Raises OSError (EINVAL, ENOSYS: cannot)."""
-    source, target = os.fsencode(old), os.fsencode(new)
-    if hasattr(_libc, "renameat2"):
-        result = _libc.renameat2(folder, source, folder, target, RENAME_NOREPLACE)
+    arguments = (folder, os.fsencode(old), folder, os.fsencode(new), RENAME_NOREPLACE)
+    if (wrapper := _wrapper()) is not None:
+        result = wrapper(*arguments)
     elif (number := RENAMEAT2.get(platform.machine())) is not None:
-        result = _libc.syscall(number, folder, source, folder, target, RENAME_NOREPLACE)
+        result = _libc.syscall(number, *arguments)
     else:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     if result == 0:
@@ -92,6 +93,10 @@ def rename_exclusive(folder: int, old: str, new: str) -> bool:
     if code == errno.EEXIST:
         return False
     raise OSError(code, os.strerror(code), new)
+
+
+def _wrapper() -> Any:
+    return getattr(_libc, "renameat2", None)
 
 
 def clone(source: int, target: int) -> bool:

@@ -22,7 +22,7 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
     given is taken from where the SDKs look: environment, config files, the instance. Open it in the process that uses
     it, never before a fork. Raises SettingsError.
     """
-    if not url.strip() or "\0" in url:
+    if not url.strip() or url.startswith("://") or "\0" in url:
         msg = f"the destination is {url!r}: name a folder or a URL such as s3://bucket/prefix"
         raise SettingsError(msg)
     scheme, mark, rest = url.partition("://")

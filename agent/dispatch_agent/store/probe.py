@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dispatch_agent.clock import Clock, SystemClock
@@ -50,9 +50,10 @@ def probe(
     """
     work = _Probe(store, f"probe/{nonce or secrets.token_hex(6)}", racers, rounds, clock or SystemClock())
     try:
-        return work.run()
+        found = work.run()
     finally:
         work.clean()
+    return replace(found, saw=tuple(work.saw))
 
 
 @dataclass(slots=True)
@@ -70,9 +71,9 @@ class _Probe:
         listing = self._list_after_write()
         whole = self._atomic(facts.atomic_visibility)
         create = self._create()
-        replace = self._replace(facts.replace_trusted)
+        replaced = self._replace(facts.replace_trusted)
         checksums, checksum = self._checksums()
-        return Capabilities(create, replace, whole, listing, checksums, checksum, tuple(self.saw))
+        return Capabilities(create, replaced, whole, listing, checksums, checksum)
 
     def clean(self) -> None:
         """Remove the scratch keys; a store that lets us write but not delete keeps them, and that is said."""
