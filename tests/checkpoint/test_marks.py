@@ -15,7 +15,7 @@ import pytest
 
 from dispatch_agent.checkpoint import scan
 from dispatch_agent.checkpoint.completion import parse_rule
-from dispatch_agent.checkpoint.folder import ensure, mark_complete, markers
+from dispatch_agent.checkpoint.folder import ensure, mark_complete, marker_of, markers
 from dispatch_agent.checkpoint.save import Complete
 from dispatch_agent.errors import IntegrityError, UsageError
 
@@ -39,7 +39,8 @@ def test_numbers_grow_and_a_save_has_one_marker(exec_folder: Path) -> None:
     numbers = [mark_complete(exec_folder / name).sequence for name in ("a", "b", "a")]
     assert numbers == [1, 2, 3]
     assert {name: marker.sequence for name, marker in markers(exec_folder).items()} == {b"a": 3, b"b": 2}
-    assert list(markers(exec_folder, {b"b"})) == [b"b"]
+    assert marker_of(exec_folder, b"b") == markers(exec_folder)[b"b"]
+    assert marker_of(exec_folder, b"c") is None
     assert markers(exec_folder / "none") == {}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_agent.checkpoint import scan
-from dispatch_agent.checkpoint.folder import ensure, mark_complete
+from dispatch_agent.checkpoint.folder import ensure, mark_complete, markers
 from dispatch_agent.errors import IntegrityError, SourceChanged
 
 
@@ -192,9 +192,14 @@ def test_an_unreadable_tracker_is_told(exec_folder: Path, monkeypatch: pytest.Mo
     assert b"latest" in scan.survey(exec_folder).unreadable
 
 
-def test_a_damaged_marker_is_an_integrity_error(exec_folder: Path) -> None:
+def test_a_damaged_marker_is_told_and_holds_back_no_other_save(exec_folder: Path) -> None:
     (exec_folder / "a").write_text("x")
     mark_complete(exec_folder / "a")
     (exec_folder / ".dispatch" / "complete" / "a").write_text("{}")
+    (exec_folder / "b").write_text("x")
+    mark_complete(exec_folder / "b")
+    look = scan.survey(exec_folder)
+    assert list(look.markers) == [b"b"]
+    assert "format 1" in look.unreadable[b"a"]
     with pytest.raises(IntegrityError, match="format 1"):
-        scan.survey(exec_folder)
+        markers(exec_folder)

@@ -181,7 +181,8 @@ def _pointer(name: bytes) -> Decide:
         if not text.strip():
             return lacking(look, f"{shown(name)} is empty: it is being written")
         if not _names(text, look.save.name):
-            return lacking(look, f"{shown(name)} names {shown(text.strip()[:80])}, not this")
+            # Not stuck: this is how every save looks once the next one is named.
+            return Settling(f"{shown(name)} names {shown(text.strip()[:80])}, not this")
         mark = f"{mtime_ns}.{hashlib.sha256(text).hexdigest()[:16]}"
         # Quiet too: DeepSpeed's rank 0 names a save while slower ranks are still writing theirs.
         return (
@@ -209,7 +210,7 @@ def _symlink(name: bytes) -> Decide:
         if target is None:
             return lacking(look, f"there is no link {shown(name)} that points to it")
         if target.rstrip(b"/").rpartition(b"/")[2] != look.save.name:
-            return lacking(look, f"the link {shown(name)} points to {shown(target)}, not to this")
+            return Settling(f"the link {shown(name)} points to {shown(target)}, not to this")
         time_ns = look.survey.link_times.get(name, 0)
         if stale := not_fresh(look, f"the link {shown(name)}", time_ns):
             return stale

@@ -22,7 +22,7 @@ from typing import Any, final
 
 from dispatch_agent.checkpoint import records
 from dispatch_agent.checkpoint.generations import Candidate, Fingerprint, Place, fingerprint, in_order, is_new
-from dispatch_agent.checkpoint.marks import mark_complete, markers
+from dispatch_agent.checkpoint.marks import mark_complete, marker_of, markers
 from dispatch_agent.checkpoint.names import decode_name, encode
 from dispatch_agent.checkpoint.records import NAME
 from dispatch_agent.checkpoint.save import Signal
@@ -41,6 +41,7 @@ __all__ = [
     "is_new",
     "lock",
     "mark_complete",
+    "marker_of",
     "markers",
     "place",
     "places",

@@ -48,34 +48,30 @@ def mark_complete(path: Path, token: str = "") -> Marker:
     return Marker(name, sequence, (where / _file_name(name)).stat().st_mtime_ns, marker.token)
 
 
-def markers(folder: Path, names: set[bytes] | None = None) -> dict[bytes, Marker]:
-    """The markers in an execution's folder, by raw name of the save; only of `names`, if given.
+def markers(folder: Path) -> dict[bytes, Marker]:
+    """All markers in an execution's folder, by raw name of the save, there or not.
 
     Raises IntegrityError if one is not of our making.
     """
     where = records.own(folder, "complete")
-    found: dict[bytes, Marker] = {}
     try:
-        files = os.listdir(where)
+        files = [name for name in os.listdir(where) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
-        return found
-    wanted = None if names is None else {_file_name(name) for name in names}
-    for file in files:
-        if not file.startswith(".") and (wanted is None or file in wanted):
-            marker = _read(where / file)
-            if marker is not None:
-                found[marker.name] = marker
-    return found
+        return {}
+    found = [_read(where / file) for file in files]
+    return {marker.name: marker for marker in found if marker is not None}
+
+
+def marker_of(folder: Path, name: bytes) -> Marker | None:
+    """The marker of one save, or None. Raises IntegrityError if it is not of our making or may not be read."""
+    return _read(records.own(folder, "complete", _file_name(name)))
 
 
 def _read(path: Path) -> Marker | None:
-    value = records.read(path)
-    try:
-        mtime = path.stat().st_mtime_ns
-    except FileNotFoundError:
+    found = records.read_dated(path)
+    if found is None:
         return None
-    if value is None:
-        return None
+    value, mtime = found
     try:
         name, sequence, token = decode_name(value["name"]), value["sequence"], value["token"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:

@@ -93,8 +93,16 @@ def replace(path: Path, value: dict[str, Any], mtime_ns: int) -> None:
 
 def read(path: Path) -> dict[str, Any] | None:
     """A record's fields, or None if it is not there. Raises IntegrityError if it is not one of ours."""
+    found = read_dated(path)
+    return None if found is None else found[0]
+
+
+def read_dated(path: Path) -> tuple[dict[str, Any], int] | None:
+    """A record's fields with the mtime_ns of that very file, which may be replaced meanwhile. Otherwise as `read`."""
     try:
-        value = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            mtime_ns = os.fstat(file.fileno()).st_mtime_ns
+            value = json.loads(file.read())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, OSError) as error:
@@ -103,7 +111,7 @@ def read(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("format") != 1:
         msg = f"{path} is no record that this version of dispatch-agent knows (expected format 1)"
         raise IntegrityError(msg)
-    return value
+    return value, mtime_ns
 
 
 def sync(folder: Path) -> None:

@@ -54,8 +54,15 @@ def survey(folder: Path) -> Survey:
         except OSError as error:
             if error.errno not in _GONE:
                 unreadable[name] = _reason(error)
-    kept = {save.name for save in saves}
-    markers = own.markers(folder, names=kept)
+    markers = {}
+    for save in saves:
+        try:
+            marker = own.marker_of(folder, save.name)
+        except IntegrityError as error:  # of this save alone: the others must not wait for its repair
+            unreadable[save.name] = str(error)
+            continue
+        if marker is not None:
+            markers[save.name] = marker
     return Survey(tuple(saves), markers, texts, links, unreadable, link_times)
 
 
