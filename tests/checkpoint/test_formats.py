@@ -144,9 +144,15 @@ def test_zeros_are_what_a_crash_leaves(exec_folder: Path) -> None:
 )
 def test_a_single_ckpt_file_is_a_whole_archive(exec_folder: Path, data: bytes, problem: str) -> None:
     (exec_folder / "e.ckpt").write_bytes(data)
-    said = formats.check(exec_folder, scan.snapshot(exec_folder, b"e.ckpt"))
+    said = formats.check(exec_folder, scan.snapshot(exec_folder, b"e.ckpt"), "lightning")
     assert said.startswith(problem)
     assert bool(said) == bool(problem)
+
+
+def test_a_ckpt_of_another_framework_is_the_trainers_own_business(exec_folder: Path) -> None:
+    """I9: a marker is the trainer's own word, and not every .ckpt is torch's."""
+    (exec_folder / "e.ckpt").write_bytes(b"msgpack, say")
+    assert not formats.check(exec_folder, scan.snapshot(exec_folder, b"e.ckpt"), "marker")
 
 
 @pytest.mark.parametrize(

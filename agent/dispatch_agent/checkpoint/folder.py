@@ -87,7 +87,9 @@ def ensure(folder: Path, *, job: str, epoch: int, attempt: str, folder_id: str) 
             "same epoch: two executions were given one epoch"
         )
         raise EpochCollision(msg)
-    if (found.job, found.epoch, found.attempt) != (job, epoch, attempt):
+    # A command run by hand beside the sidecar may not know the job; it says nothing against it then.
+    other_job = bool(job and found.job and job != found.job)
+    if other_job or (found.epoch, found.attempt) != (epoch, attempt):
         msg = (
             f"{folder} belongs to job {found.job!r}, epoch {found.epoch}, attempt {found.attempt!r}, and this is job "
             f"{job!r}, epoch {epoch}, attempt {attempt!r}: give every execution its own exec/<attempt> folder"

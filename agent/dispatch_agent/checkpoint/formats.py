@@ -25,9 +25,10 @@ _END_BYTES, _LOCATOR_BYTES, _END64_BYTES = 22, 20, 56
 _NO_16, _NO_32 = 0xFFFF, 0xFFFFFFFF
 
 
-def check(folder: Path, save: Snapshot) -> str:
+def check(folder: Path, save: Snapshot, rule: str = "") -> str:
     """The first problem of a save in an execution's folder, naming the file; empty if there is none.
 
+    `rule` is what said that the save is complete: where it was `lightning`, a `.ckpt` must be what Lightning writes.
     Raises SourceChanged if a file is not as in the snapshot, IntegrityError if one may not be read.
     """
     present = {entry.path for entry in save.entries if entry.kind in {"file", "link"}}
@@ -46,7 +47,7 @@ def check(folder: Path, save: Snapshot) -> str:
                 elif name.endswith(b".safetensors"):
                     problem = _safetensors(source)
                 else:
-                    problem = _torch(source, lightning=name.endswith(b".ckpt") and not file.path)
+                    problem = _torch(source, lightning=rule == "lightning")
         if problem:
             return f"{shown(save.name + (b'/' + file.path if file.path else b''))} {problem}"
     return ""
