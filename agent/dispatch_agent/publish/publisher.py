@@ -234,7 +234,7 @@ class Publisher:
         for name, verdict in complete.items():
             seen = bookkeeping.fingerprint(saves[name])
             if bookkeeping.is_new(verdict.signal, seen, [place for place in places if place.name == name]):
-                problem = formats.check(folder, saves[name])
+                problem = formats.check(folder, saves[name], verdict.signal.rule)
                 if problem:
                     all_verdicts[name] = Settling(problem, stuck=True)
                 else:
