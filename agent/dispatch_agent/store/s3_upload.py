@@ -22,7 +22,10 @@ from dispatch_agent.store.s3_connection import Connection
 from dispatch_agent.store.s3_errors import explained
 
 MIB = 1 << 20
-PART = 16 * MIB
+WHOLE = 16 * MIB  # up to here one request
+# Measured: 4 parts of 8 MiB take 70 MiB of memory, 4 of 16 MiB take 145 and are no faster. Python below 3.12 copies
+# what a socket cannot take at once.
+PART = 8 * MIB
 MOST_PARTS = 9000  # S3 takes 10,000; a store that counts otherwise still has room
 LARGEST = 5 << 40
 BESIDE = 4  # parts of one upload on their way at once
@@ -87,7 +90,7 @@ class Upload:
     def run(self) -> Uploaded:
         """Raises as the seam allows and as the source does; then no object is there and no part is left."""
         size = part_size(self.source.size)
-        if self.source.size <= PART:
+        if self.source.size <= WHOLE:
             self._in_one()
         else:
             self._in_parts(size)
@@ -97,7 +100,7 @@ class Upload:
         reserved = max(1, self.source.size)
         self.room.take(reserved, self._tick)
         try:
-            data = self._read(PART)
+            data = self._read(WHOLE)
             with explained("upload", self.url, self.key):
                 sent = self.connection.submit(self._put(data))
                 try:
