@@ -1,0 +1,29 @@
+"""The fast tests, on the newest Python that Debian has and as an ordinary user, beside those on this machine's."""
+
+from __future__ import annotations
+
+import pytest
+from tests.containers.engine import ROOT, docker
+
+pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1200)]
+
+FAST = (
+    "unit",
+    "checkpoint",
+    "protocol",
+    "store",
+    "test_cold_entry.py",
+    "prologue/test_python_entry.py",
+    "prologue/test_vectors.py",
+)
+# Servers are started by the tests outside; the shells do not depend on Python.
+CHOICE = "not seaweed and not rclone and (not test_vectors or python)"
+
+
+def test_the_fast_tests_pass_on_the_newest_python(docker_services: object) -> None:  # noqa: ARG001 (it builds the image)
+    """Released versions promise little about the next one; this is where we hear of it."""
+    compose = ("compose", "--file", str(ROOT / "images" / "compose.yaml"), "run", "--rm", "-T", "newest")
+    folders = [f"tests/{name}" for name in FAST if (ROOT / "tests" / name).exists()]
+    answer = docker(*compose, "-n", "2", "-k", CHOICE, *folders, check=False, timeout=1000)
+    assert answer.returncode == 0, answer.stdout[-20000:]
+    assert " passed" in answer.stdout
