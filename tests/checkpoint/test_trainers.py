@@ -93,7 +93,7 @@ class Follower:
         if not is_new(signal, fingerprint(save), same_name):
             return
         try:
-            if formats.check(self.folder, save):
+            if formats.check(self.folder, save, signal.rule):
                 return
             digest = whole(self.folder, save)
             changed = scan.differences(save, scan.snapshot(self.folder, save.name))
