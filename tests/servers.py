@@ -1,4 +1,4 @@
-"""Real servers for tests, and a front that stands before one and misbehaves.
+"""Real servers for tests.
 
 A conftest.py takes what it needs: `from tests.servers import s3_bucket, seaweed, …`. Servers listen
 on 127.0.0.1 only, are started once in each test process and are killed when their last user has ended, or with the test
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import http.client
-import http.server
 import json
 import os
 import random
@@ -18,15 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -255,125 +252,3 @@ def _answers(port: int) -> bool:
         connection.request("GET", "/")
         return connection.getresponse().status < 500
     return False
-
-
-# --- a front that misbehaves ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request as it came. `key` is the decoded path after the bucket."""
-
-    method: str
-    target: str
-    headers: dict[str, str]  # names in lower case
-    body: bytes
-
-    @property
-    def key(self) -> str:
-        return unquote(urlsplit(self.target).path.lstrip("/").partition("/")[2])
-
-    @property
-    def query(self) -> str:
-        return urlsplit(self.target).query
-
-
-@dataclass(frozen=True)
-class Reply:
-    status: int
-    headers: list[tuple[str, str]] = field(default_factory=list)
-    body: bytes = b""
-
-
-Behaviour = Callable[[Request, Callable[[Request], Reply]], "Reply | None"]
-
-
-def fault(status: int, code: str) -> Reply:
-    """An error as S3 words it."""
-    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by the test</Message></Error>".encode()
-    return Reply(status, [("Content-Type", "application/xml")], body)
-
-
-def front(endpoint: str, behave: Behaviour) -> AbstractContextManager[str]:
-    """The endpoint of a proxy before `endpoint`.
-
-    `behave(request, forward)` answers; what it forwards reaches the server. None closes the connection without a word,
-    as a network does that loses the answer.
-    """
-    return _front(endpoint, behave)
-
-
-@contextmanager
-def _front(endpoint: str, behave: Behaviour) -> Iterator[str]:
-    there = urlsplit(endpoint)
-
-    def forward(request: Request) -> Reply:
-        connection = http.client.HTTPConnection(there.hostname or "", there.port, timeout=60)
-        try:
-            connection.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
-            for name, value in request.headers.items():
-                if name not in {"connection", "expect", "content-length", "transfer-encoding"}:
-                    connection.putheader(name, value)
-            connection.putheader("content-length", str(len(request.body)))
-            connection.endheaders(request.body)
-            answer = connection.getresponse()
-            return Reply(answer.status, answer.getheaders(), answer.read())
-        finally:
-            connection.close()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def serve(self) -> None:
-            self.close_connection = True  # one request each, so that no thread waits for a client that keeps its line
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            body = self.rfile.read(int(headers.get("content-length", 0)))
-            reply = behave(Request(self.command, self.path, headers, body), forward)
-            if reply is None:
-                return
-            with suppress(ConnectionError):
-                self.send_response(reply.status)
-                for name, value in reply.headers:
-                    if name.lower() not in {"connection", "content-length", "transfer-encoding", "date", "server"}:
-                        self.send_header(name, value)
-                length = {name.lower(): value for name, value in reply.headers}.get(
-                    "content-length", str(len(reply.body))
-                )
-                self.send_header("Content-Length", length if self.command != "HEAD" or not reply.body else "0")
-                self.send_header("Connection", "close")
-                self.end_headers()
-                self.wfile.write(reply.body)
-
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve  # noqa: N815 (the names that http.server looks for)
-
-        def log_message(self, *_: object) -> None:
-            """A test that fails shows what it looked at; every request beside it would only hide that."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = False  # so that closing waits for them
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="front")
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def check_then_act(bucket: Bucket, delay: float = 0.02) -> Behaviour:
-    """Honours If-None-Match and If-Match on PUT by a look before the write: right in turn, wrong in a race."""
-    client = bucket.client()
-
-    def behave(request: Request, forward: Callable[[Request], Reply]) -> Reply | None:
-        expected, absent = request.headers.get("if-match"), request.headers.get("if-none-match")
-        if request.method == "PUT" and (expected or absent):
-            with suppress(client.exceptions.ClientError):
-                etag = None
-                etag = client.head_object(Bucket=bucket.name, Key=request.key)["ETag"]
-            if (absent and etag) or (expected and etag != expected):
-                return fault(412, "PreconditionFailed")
-            time.sleep(delay)
-        return forward(request)
-
-    return behave

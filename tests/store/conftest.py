@@ -16,9 +16,9 @@ from dispatch_agent.store.opening import open_store
 
 __all__ = ["rclone", "rclone_bucket", "s3_bucket", "seaweed", "shared_bucket"]
 
-# Tests that share a server run in one process, so that only one server is started.
+# Tests that share a server run in one process each, so that two servers are started and no more.
 SEAWEED = pytest.mark.xdist_group("seaweed")
-KINDS = ("memory", "folder", "tmpfs", pytest.param("seaweed", marks=SEAWEED))
+KINDS = ("memory", "folder", "tmpfs", pytest.param("seaweed", marks=pytest.mark.xdist_group("seaweed-conformance")))
 
 Opener = Callable[[], Store]
 

@@ -19,7 +19,7 @@ import pytest
 from tests.store.conftest import ChangedError, FileSource
 
 from dispatch_agent.errors import SourceChanged, StoreDenied, StoreTooWeak, StoreUnavailable
-from dispatch_agent.store import folders, kernel, posix
+from dispatch_agent.store import folders, kernel, keys, posix
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, Stored
 from dispatch_agent.store.posix import PosixStore
 
@@ -143,11 +143,27 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_objects(store: PosixSto
 
 def test_what_a_crash_left_is_not_listed_and_stands_in_nobodys_way(store: PosixStore) -> None:
     store.create("a/b", b"1")
-    (Path(store.url) / "a/.~dispatch.0123456789abcdef").write_bytes(b"half")
+    (Path(store.url) / "a/.~dispatch.draft.0123456789abcdef").write_bytes(b"half")
     assert list(store.list("")) == [Stored("a/b", 1)]
     store.delete("a/b")
     assert list(store.folders("")) == []
     store.create("a/b", b"2")
+
+
+def test_what_a_crash_left_is_swept_where_nobody_writes(store: PosixStore) -> None:
+    version = store.create("data/kept/object", b"1")
+    store.replace("data/kept/object", b"2", version)
+    store.create("other/object", b"1")
+    root = Path(store.url)
+    (root / "data/lost").mkdir()
+    drafts = [root / name / ".~dispatch.draft.0123" for name in ("data/kept", "data/lost", "other")]
+    for draft in drafts:
+        draft.write_bytes(b"half")
+    assert store.sweep("data") == 2
+    assert private_files(root) == [drafts[2]]
+    assert sorted(path.name for path in (root / "data").iterdir()) == ["kept"]
+    assert store.read("data/kept/object").data == b"2"
+    assert store.sweep("no/such") == 0
 
 
 # --- names and links --------------------------------------------------------------------------------------------------
@@ -370,7 +386,7 @@ def test_a_lock_that_is_never_released_ends_in_an_error(store: PosixStore, monke
     monkeypatch.setattr(posix, "LOCK_WAIT_SECONDS", 0.1)
     version = store.create("a", b"one")
     with folders.opened(Path(store.url), []) as root:
-        lock = folders.open_lock(root, posix.LOCK)
+        lock = folders.open_lock(root, keys.LOCK)
     try:
         assert posix._try_lock(lock, store.url)
         with pytest.raises(StoreUnavailable, match="hung publisher"):

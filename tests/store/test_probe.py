@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.servers import Behaviour, Bucket, check_then_act, front
+from tests.servers import Bucket
 from tests.store.conftest import SEAWEED, FileSource, Opener
+from tests.store.front import Behaviour, check_then_act, front
 
 from dispatch_agent.errors import StoreDenied, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, Document, Stored

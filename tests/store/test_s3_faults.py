@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers import Behaviour, Bucket, Reply, Request, fault, front
+from tests.servers import Bucket
 from tests.store.conftest import SEAWEED, ChangedError, FileSource
+from tests.store.front import Behaviour, Reply, Request, fault, front
 
 from dispatch_agent.errors import SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, Store
@@ -267,6 +268,24 @@ class TestUploads:
                 store.upload("a", source)
             assert list(store.list("")) == []
         assert not s3_bucket.client().list_multipart_uploads(Bucket=s3_bucket.name).get("Uploads")
+
+    def test_that_were_killed_are_swept(self, s3_bucket: Bucket) -> None:
+        client = s3_bucket.client()
+        with opened(s3_bucket) as store:
+            under = store.url.removeprefix(f"{s3_bucket.url}/")
+            for key in ("data/1/a", "data/1/b", "data/2/a"):
+                client.create_multipart_upload(Bucket=s3_bucket.name, Key=f"{under}/{key}")
+            assert store.sweep("data/1") == 2  # type: ignore[attr-defined]
+        left = client.list_multipart_uploads(Bucket=s3_bucket.name)["Uploads"]
+        assert [upload["Key"] for upload in left] == [f"{under}/data/2/a"]
+
+    def test_that_the_store_dropped_may_be_tried_again(self, bucket: Bucket, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(bytes(17 * MIB))
+        path = tmp_path / "file"
+        dropped = Always(lambda r: "partNumber=2" in r.query, lambda *_: fault(404, "NoSuchUpload"))
+        told = pytest.raises(StoreUnavailable, match="dropped the upload")
+        with behind(bucket, dropped) as store, FileSource(path) as source, told:
+            store.upload("a", source)
 
     def test_whose_server_fails_leave_no_parts(self, s3_bucket: Bucket, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(bytes(70 * MIB))

@@ -40,6 +40,15 @@ class Checksums(Protocol):
         ...
 
 
+@runtime_checkable
+class Sweeps(Protocol):
+    """A store in which a killed writer leaves more than objects: half files of a folder, parts of an S3 upload."""
+
+    def sweep(self, prefix: str) -> int:
+        """Remove what is unfinished below `prefix`; how many. Only where no writer is at work: theirs would be lost."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What one destination can do. `saw` is what the probe met, in words, one sentence each.

@@ -11,16 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from dispatch_agent.errors import StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
-from dispatch_agent.store import kernel, keys
+from dispatch_agent.errors import StoreDenied, StoreError, StoreUnavailable
+from dispatch_agent.store import keys
 
 T = TypeVar("T")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A name of this folder was removed under us by someone who tidied; each turn needs one more such deletion just then.
 TURNS = 100
 SHARED = stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH
-NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-NO_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 DENIED = {
     errno.EACCES: "let this user write there, or run as the volume's owner",
@@ -149,11 +147,29 @@ def _remove_empty(folder: int, name: str) -> bool:
     return True
 
 
+def sweep(folder: int) -> int:
+    """Remove every draft below an open folder, and folders left empty; how many drafts. Raises OSError."""
+    removed = 0
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            with suppress(FileNotFoundError), _child(folder, entry.name) as child:
+                removed += sweep(child)
+            with suppress(FileNotFoundError):
+                _remove_empty(folder, entry.name)
+        elif entry.name.startswith(keys.DRAFT):
+            with suppress(FileNotFoundError):
+                os.unlink(entry.name, dir_fd=folder)
+                removed += 1
+    return removed
+
+
 def point(root: Path, parents: list[str], name: str, target: str) -> None:
     """Let `name` be a symbolic link with this text, replacing what stood there in one step. Raises OSError."""
 
     def act(folder: int) -> None:
-        draft = _private_name()
+        draft = private_name()
         os.symlink(target, draft, dir_fd=folder)
         try:
             os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -174,88 +190,9 @@ def sync_folder(folder: int) -> None:
             raise
 
 
-@contextmanager
-def drafted(root: Path, parents: list[str], name: str) -> Iterator[Draft]:
-    """An open draft of `name`, removed at the end unless it got its name. Raises OSError."""
-    draft = Draft(root, parents, name)
-    draft.open()
-    try:
-        yield draft
-    finally:
-        draft.close()
-
-
-class Draft:
-    """A file under a private name beside the key that it is to become. Every method raises OSError."""
-
-    def __init__(self, root: Path, parents: list[str], name: str) -> None:
-        self._root, self._parents, self._name = root, parents, name
-        self._private = _private_name()
-        self._folder = self.descriptor = -1
-
-    def open(self) -> None:
-        def act(folder: int) -> tuple[int, int]:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(self._private, flags, 0o666, dir_fd=folder)
-            return os.dup(folder), file
-
-        self._folder, self.descriptor = made(self._root, self._parents, act)
-
-    def write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self.descriptor, rest) :]
-
-    def take_name(self) -> bool:
-        """Give the content its name unless the name is taken; whether it was given. Raises StoreTooWeak."""
-        os.fsync(self.descriptor)
-        try:
-            taken = self._link()
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            taken = self._rename_exclusive()
-        if taken:
-            sync_folder(self._folder)
-        return taken
-
-    def replace_name(self) -> None:
-        os.fsync(self.descriptor)
-        os.replace(self._private, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        sync_folder(self._folder)
-
-    def close(self) -> None:
-        """Remove what did not get its name."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._private, dir_fd=self._folder)
-        os.close(self.descriptor)
-        os.close(self._folder)
-
-    def _link(self) -> bool:
-        try:
-            os.link(self._private, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
-        except FileExistsError:
-            # NFS sends a request again whose answer was lost; the second is refused because of the first.
-            mine = os.fstat(self.descriptor)
-            there = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
-            return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-        return True
-
-    def _rename_exclusive(self) -> bool:
-        try:
-            return kernel.rename_exclusive(self._folder, self._private, self._name)
-        except OSError as error:
-            if error.errno not in NO_RENAME:
-                raise
-            msg = (
-                f"{self._root} has neither hard links nor an exclusive rename ({error.strerror}), so it cannot refuse a"
-                " second writer: publish to another filesystem"
-            )
-            raise StoreTooWeak(msg) from error
-
-
-def _private_name() -> str:
-    return f"{keys.PRIVATE}.{secrets.token_hex(8)}"
+def private_name() -> str:
+    """A name that no key has and no listing shows."""
+    return f"{keys.DRAFT}{secrets.token_hex(8)}"
 
 
 def _open_root(root: Path, *, make: bool) -> int:

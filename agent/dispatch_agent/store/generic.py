@@ -117,7 +117,7 @@ class GenericStore:
         """A file that gets its name when the block ends well. What the source raises passes as it is."""
         final = self._path(key)
         folder, _, _ = final.rpartition("/")
-        path = f"{folder}/{keys.PRIVATE}.{secrets.token_hex(8)}" if self._renames else final
+        path = f"{folder}/{keys.DRAFT}{secrets.token_hex(8)}" if self._renames else final
         with self._explained("write", key):
             self._fs.makedirs(folder, exist_ok=True)
             file = self._fs.open(path, "wb")

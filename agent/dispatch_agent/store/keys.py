@@ -9,6 +9,8 @@ from dispatch_agent.store.base import Limits
 
 # No encoded name holds `~` (records percent-encode it), so a store may use names that begin so for what it never lists.
 PRIVATE = ".~dispatch"
+DRAFT = PRIVATE + ".draft."
+LOCK = PRIVATE + ".lock"
 
 
 def split(key: str, limits: Limits) -> list[str]:

@@ -25,11 +25,11 @@ from dispatch_agent.errors import SourceChanged, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store import folders, kernel, keys
 from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Limits, Source, Stored, Uploaded
 from dispatch_agent.store.capabilities import Facts
-from dispatch_agent.store.folders import Draft, drafted, explained
+from dispatch_agent.store.drafts import Draft, drafted
+from dispatch_agent.store.folders import explained
 from dispatch_agent.support import Support
 
 PIECE = 1 << 20
-LOCK = keys.PRIVATE + ".lock"
 LOCK_WAIT_SECONDS = 30.0
 PATH_BYTES = 4095  # PATH_MAX without its final NUL: we walk by descriptor, but people and `--in-place` use whole paths
 
@@ -142,6 +142,14 @@ class PosixStore:
                 os.unlink(name, dir_fd=folder)
             folders.tidy(self._root, parents)
 
+    def sweep(self, prefix: str) -> int:
+        """Remove what killed writers left below `prefix`; how many files. Only where no writer is at work."""
+        parts = keys.split_prefix(prefix)
+        where = self._root.joinpath(*parts)
+        with explained("sweep", where), suppress(FileNotFoundError), folders.opened(self._root, parts) as folder:
+            return folders.sweep(folder)
+        return 0
+
     def symlink(self, key: str, target_key: str) -> None:
         """Let `key` be a relative symbolic link to `target_key`, for people; what stood there is replaced at once."""
         *parents, name = self._split(key)
@@ -158,13 +166,13 @@ class PosixStore:
     @contextmanager
     def _locked(self, folder: int, key: str) -> Iterator[None]:
         """Hold off other replacers in this folder. Raises StoreUnavailable after 30 s, StoreTooWeak without locks."""
-        lock = folders.open_lock(folder, LOCK)
+        lock = folders.open_lock(folder, keys.LOCK)
         try:
             give_up = self._clock.monotonic() + LOCK_WAIT_SECONDS
             while not _try_lock(lock, self.url):
                 if self._clock.monotonic() > give_up:
                     msg = (
-                        f"{self.path(key).parent / LOCK} has been locked for {LOCK_WAIT_SECONDS:.0f} seconds, so"
+                        f"{self.path(key).parent / keys.LOCK} has been locked for {LOCK_WAIT_SECONDS:.0f} seconds, so"
                         f" {key} was not replaced: look for a hung publisher on this volume"
                     )
                     raise StoreUnavailable(msg)

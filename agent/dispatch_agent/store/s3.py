@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from dispatch_agent.errors import StoreUnavailable
@@ -18,6 +19,12 @@ from dispatch_agent.support import Support
 
 # The specification has no bound between slashes; SeaweedFS, MinIO and JuiceFS keep folders of a filesystem.
 KEY_BYTES, COMPONENT_BYTES = 1024, 255
+# Where the next page of a listing begins: the request's names, and the answer's.
+NEXT = {
+    "ContinuationToken": "NextContinuationToken",
+    "KeyMarker": "NextKeyMarker",
+    "UploadIdMarker": "NextUploadIdMarker",
+}
 RESUMES = 3  # broken downloads in a row, without one byte of progress, before giving up
 
 
@@ -66,9 +73,16 @@ class S3Store:
             return self._connection.run(whole())
 
     def upload(self, key: str, source: Source) -> Uploaded:
-        return Upload(
-            self._connection, self.url, key, self._target(key), source, checksum=self.checksum, room=self._room
-        ).run()
+        target = self._target(key)
+        upload = Upload(self._connection, self.url, key, target, source, checksum=self.checksum, room=self._room)
+        try:
+            return upload.run()
+        except KeyMissing as error:
+            msg = (
+                f"{self.url}/{key}: the store dropped the upload before it was complete: upload it again; look for a"
+                " lifecycle rule that aborts uploads within days"
+            )
+            raise StoreUnavailable(msg) from error
 
     def stream(self, key: str, chunk: int = 1 << 20) -> Iterator[bytes]:
         """Goes on where a connection broke. Raises StoreUnavailable if the object changed in between."""
@@ -88,7 +102,7 @@ class S3Store:
                 return
 
     def list(self, prefix: str) -> Iterator[Stored]:
-        for page in self._pages(prefix):
+        for page in self._pages("list_objects_v2", prefix):
             for found in page.get("Contents", []):
                 # A name that ends with a slash is a folder that some browser made, and no key of ours.
                 if not found["Key"].endswith("/"):
@@ -97,7 +111,7 @@ class S3Store:
     def folders(self, prefix: str) -> Sequence[str]:
         return sorted(
             found["Prefix"].rstrip("/").rpartition("/")[2]
-            for page in self._pages(prefix, Delimiter="/")
+            for page in self._pages("list_objects_v2", prefix, Delimiter="/")
             for found in page.get("CommonPrefixes", [])
         )
 
@@ -106,6 +120,16 @@ class S3Store:
             self._connection.call("delete", key, "delete_object", **self._target(key))
         except KeyMissing:
             return  # AWS says nothing about an absent key, some others 404
+
+    def sweep(self, prefix: str) -> int:
+        """Abort the multipart uploads that killed writers left below `prefix`; how many. Only where nobody writes."""
+        begun = self._pages("list_multipart_uploads", prefix)
+        left = [one for page in begun for one in page.get("Uploads", [])]
+        for one in left:
+            target = {"Bucket": self._bucket, "Key": one["Key"], "UploadId": one["UploadId"]}
+            with suppress(KeyMissing):  # completed or aborted since
+                self._connection.call("abort uploads below", prefix, "abort_multipart_upload", **target)
+        return len(left)
 
     def close(self) -> None:
         self._connection.close()
@@ -137,16 +161,17 @@ class S3Store:
         except KeyMissing:
             return None
 
-    def _pages(self, prefix: str, **how: Any) -> Iterator[dict[str, Any]]:
-        under = self._under + "/".join([*keys.split_prefix(prefix), ""])
+    def _pages(self, method: str, prefix: str, **request: Any) -> Iterator[dict[str, Any]]:
         # botocore asks for percent-encoded keys and decodes them, so that no character breaks the XML.
-        request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": under, **how}
+        request |= {"Bucket": self._bucket, "Prefix": self._under + "/".join([*keys.split_prefix(prefix), ""])}
         while True:
-            page = self._connection.call("list", prefix, "list_objects_v2", **request)
+            page = self._connection.call("list", prefix, method, **request)
             yield page
             if not page.get("IsTruncated"):
                 return
-            request["ContinuationToken"] = page["NextContinuationToken"]
+            for ours, theirs in NEXT.items():
+                if theirs in page:
+                    request[ours] = page[theirs]
 
     def _get(self, key: str, at: int, version: str) -> dict[str, Any]:
         wanted = {"Range": f"bytes={at}-"} if at else {}
@@ -173,7 +198,7 @@ class S3Store:
                 yield piece
         finally:
             coming.cancel()
-            self._connection.run(_closed(body))
+            self._connection.soon(body.close)
 
 
 async def _piece(body: Any, size: int) -> bytes:
@@ -184,7 +209,3 @@ async def _piece(body: Any, size: int) -> bytes:
         pieces.append(piece)
         missing -= len(piece)
     return b"".join(pieces)
-
-
-async def _closed(body: Any) -> None:
-    body.close()

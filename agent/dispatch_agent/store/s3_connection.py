@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -53,6 +53,10 @@ class Connection:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start work on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._filesystem.loop)
+
+    def soon(self, act: Callable[[], object]) -> None:
+        """Do something short on the loop, not waited for: the loop may be gone when the interpreter ends."""
+        self._filesystem.loop.call_soon_threadsafe(act)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work on the loop. Interrupting the wait cancels it, though what was sent may still be applied."""
