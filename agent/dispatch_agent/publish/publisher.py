@@ -143,8 +143,7 @@ class Publisher:
         self.log = log
         self.progress = progress
         self.points = points
-        mine = [o for o in listing.orders(session.store, session.claim.epoch) if o.term == session.claim.term]
-        self._committed: dict[int, Order] = {order.ordinal: order for order in mine}
+        self._committed: dict[int, Order] = {}
         self._finished: set[int] = set()
         self._prepared: dict[int, CommitRecord] = {}
         self._sent: set[int] = set()
@@ -152,8 +151,13 @@ class Publisher:
         self._quiet: dict[bytes, tuple[Snapshot, float]] = {}
         self._pointer_seen = False
         self._places: list[Place] = []
-        if mine:
-            self._catch_up(mine[-1])
+        self._list_committed()
+        if self._committed:
+            self._catch_up(self._committed[max(self._committed)])
+
+    def _list_committed(self) -> None:
+        orders = listing.orders(self.session.store, self.session.claim.epoch)
+        self._committed |= {order.ordinal: order for order in orders if order.term == self.session.claim.term}
 
     def _catch_up(self, order: Order) -> None:
         """Move the pointer to our newest commit: a publisher killed between the two leaves it behind."""
@@ -188,12 +192,13 @@ class Publisher:
             self._attempt(placed) for placed in pending if self._due(placed.place) and not self._done(placed.place)
         ]
         left = [placed for placed in pending if not self._done(placed.place)]
-        waiting = tuple((names.encode(name), v) for name, v in verdicts.items() if isinstance(v, Settling))
+        waiting = self._waiting(survey, verdicts)
         delays = [verdict.again_in for _, verdict in waiting if verdict.again_in is not None]
         hopeless = [p for p in left if self._retry.get(p.place.number, _NO_TRY).hopeless]
         delays += [self._delay(placed.place) for placed in left if placed not in hopeless]
         return Pass(
-            seen=sum(not isinstance(verdict, Ignored) for verdict in verdicts.values()),
+            seen=sum(not isinstance(v, Ignored) for v in verdicts.values())
+            + len(survey.unreadable.keys() - verdicts.keys()),
             complete=sum(isinstance(verdict, Complete) for verdict in verdicts.values()),
             stand=sum(self._done(place) for name, place in self._newest().items() if name in verdicts),
             waiting=waiting,
@@ -202,6 +207,20 @@ class Publisher:
             hopeless=tuple(placed.name for placed in hopeless),
             again_in=min(delays, default=None),
         )
+
+    def _waiting(self, survey: Survey, verdicts: dict[bytes, Verdict]) -> tuple[tuple[str, Settling], ...]:
+        """What is not finished, and why. Not those that are published as they stand: a tracker file names one save
+        only, and says nothing any more of the ones before it."""
+        newest = self._newest()
+        waiting = [(names.encode(name), Settling(why, stuck=True)) for name, why in survey.unreadable.items()]
+        for save in survey.saves:
+            verdict, place = verdicts[save.name], newest.get(save.name)
+            if not isinstance(verdict, Settling):
+                continue
+            if place and self._done(place) and place.fingerprint == bookkeeping.fingerprint(save):
+                continue
+            waiting.append((names.encode(save.name), verdict))
+        return tuple(waiting)
 
     def _judge(self, save: Snapshot, survey: Survey) -> Verdict:
         now = self.session.clock.monotonic()
@@ -339,8 +358,10 @@ class Publisher:
 
     def _previous(self, place: Place) -> Previous:
         """The last committed generation of the same name before `place`."""
-        same = {p.number for p in self._look_up() if p.name == place.name}
-        earlier = [number for number in self._committed if number in same and number < place.number]
+        before = {p.number for p in self._look_up() if p.name == place.name and p.number < place.number}
+        if not before <= self._committed.keys() | self._finished:
+            self._list_committed()  # another publisher of this folder may have committed them since we started
+        earlier = before & self._committed.keys()
         if not earlier:
             return Previous()
         try:
