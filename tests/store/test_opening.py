@@ -16,6 +16,7 @@ from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.opening import open_store
 from dispatch_agent.store.posix import PosixStore
 from dispatch_agent.store.s3 import S3Store
+from tests.store.conftest import ChangedError, FileSource
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,15 @@ class TestAnyOtherUrl:
         store.delete("a/b")
         store.delete("a/b")
         assert list(store.folders("")) == ["c d"]
+
+    def test_drops_what_the_source_ends(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(bytes(100))
+        with FileSource(tmp_path / "file", fails_at=50) as source, pytest.raises(ChangedError):
+            store.upload("a/b", source)
+        assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+        with FileSource(tmp_path / "file") as source:
+            assert not store.upload("a/b", source).verified
+        assert store.read("a/b").data == bytes(100)
 
     def test_knows_no_conditions(self, store: Store) -> None:
         with pytest.raises(StoreTooWeak):

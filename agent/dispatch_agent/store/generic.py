@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import fsspec
@@ -124,12 +124,23 @@ class GenericStore:
         try:
             yield file
         except BaseException:
-            file.discard() if hasattr(file, "discard") else file.close()
+            self._drop(file, path)
             raise
         with self._explained("write", key):
             file.close()
             if self._renames:
                 self._fs.mv(path, final)
+
+    def _drop(self, file: Any, path: str) -> None:
+        """Give up a file that was begun. What ended the write is what the caller must hear, not what this meets."""
+        if self._renames:
+            with suppress(Exception):
+                file.close()
+            with suppress(Exception):
+                self._fs.rm_file(path)
+        else:
+            with suppress(Exception):
+                file.discard()
 
     @contextmanager
     def _explained(self, what: str, key: str) -> Iterator[None]:
