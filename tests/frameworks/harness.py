@@ -31,7 +31,7 @@ def wait_until(reached: Callable[[], bool], what: str, patience: float = PATIENC
     deadline = time.monotonic() + patience
     while not reached():
         assert time.monotonic() < deadline, f"not within {patience:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.002)
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,14 @@ class Training:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def kill_in_save(self, number: int, seed: int, longest: float) -> str:
-        """Kill at a moment drawn from the first `longest` seconds of the save with this number; its name."""
+    def kill_in_save(self, number: int, seed: int) -> str:
+        """Kill while the save with this number is written, at a part of the time that the one before took; its name."""
         wait_until(lambda: self.begun(number) or self.process.poll() is not None, f"save {number} begins")
         assert self.process.poll() is None, f"training ended before save {number}\n{self.said()}"
-        time.sleep(random.Random(seed).uniform(0, longest))  # noqa: S311 (a moment, the same at each run)
+        begun, finished = self._events("begin"), self._events("finished")
+        took = finished[number - 2]["at"] - begun[number - 2]["at"]
+        moment = begun[number - 1]["at"] + took * random.Random(seed).random()  # noqa: S311 (the same at each run)
+        time.sleep(max(0.0, moment - time.monotonic()))
         self.kill()
         return str(self._events("begin")[-1]["save"])
 

@@ -48,6 +48,7 @@ def _fork(module: ModuleType, rank: int) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        # Not torn down: gloo's destructors hang now and then when the other rank is leaving too.
         os._exit(code)
 
 

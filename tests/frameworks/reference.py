@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,14 @@ class Reference:
 
     def begin(self, save: Path) -> None:
         """A save is about to be written under this path."""
-        self._append(event="begin", save=save.name)
+        self._append(event="begin", save=save.name, at=time.monotonic())
 
     def finished(self, save: Path) -> None:
         """The framework returned from this save on the calling rank."""
         self._barrier()
         if self._log is not None:
-            self._append(event="finished", save=save.name, listing=listing(save))
+            at = time.monotonic()
+            self._append(event="finished", save=save.name, at=at, listing=listing(save))
         self._barrier()
 
     def resumed(self, step: int) -> None:

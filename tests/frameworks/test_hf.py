@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.frameworks.harness import Scene, check_published, check_published_after_kill, still_there
+from tests.frameworks.harness import Finished, Scene, check_published, check_published_after_kill, still_there
 from tests.frameworks.reference import listing
 
 SEAWEED = pytest.mark.xdist_group("seaweed")
@@ -70,14 +70,20 @@ def test_several_ranks_that_nobody_announced_are_not_published_but_reported(scen
     check_published(scene.published(), training.finished, training.finished)
 
 
-@pytest.mark.parametrize(("seed", "save"), [(1, 2), (2, 3)])
-def test_a_killed_run_leaves_nothing_partial_published_and_goes_on(scene: Scene, seed: int, save: int) -> None:
+def train_and_kill(scene: Scene, save: int, seed: int) -> list[Finished]:
     watch = scene.watch(*TWO_RANKS)
     training = scene.train("train_hf", "--late-seconds", 0.3, ranks=2)
-    in_flight = training.kill_in_save(save, seed, longest=0.6)
+    in_flight = training.kill_in_save(save, seed)
     watch.stop()
-    finished = check_published_after_kill(scene, training, in_flight, load)
+    return check_published_after_kill(scene, training, in_flight, load)
 
+
+def test_a_killed_run_leaves_nothing_partial_published(scene: Scene) -> None:
+    train_and_kill(scene, save=2, seed=1)
+
+
+def test_a_killed_run_goes_on_from_its_newest_published_save(scene: Scene) -> None:
+    finished = train_and_kill(scene, save=3, seed=2)
     scene.next_execution()
     last = load(scene.restore())
     assert finished[-1].save == f"checkpoint-{last}"

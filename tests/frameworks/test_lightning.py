@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.frameworks.harness import HERE, Scene, check_published, check_published_after_kill, still_there
+from tests.frameworks.harness import HERE, Finished, Scene, check_published, check_published_after_kill, still_there
 from tests.frameworks.reference import listing
 
 SEAWEED = pytest.mark.xdist_group("seaweed")
@@ -57,24 +57,28 @@ def test_a_last_file_that_grows_in_place_over_itself_is_published_whole(
     check_whole_run(s3_scene, "copy", other_filesystem)
 
 
-@pytest.mark.parametrize(("seed", "save", "grows"), [(1, 3, True), (2, 5, False)])
-def test_a_killed_run_leaves_nothing_partial_published_and_goes_on(
-    scene: Scene, other_filesystem: Path, seed: int, save: int, grows: bool
-) -> None:
-    tmp = other_filesystem if grows else scene.folder
+def train_and_kill(scene: Scene, save: int, seed: int, tmp: Path) -> list[Finished]:
     watch = scene.watch()
     training = scene.train("train_lightning", "--save-last", "link", tmp=tmp)
-    in_flight = training.kill_in_save(save, seed, longest=0.15)
+    in_flight = training.kill_in_save(save, seed)
     watch.stop()
-    finished = check_published_after_kill(scene, training, in_flight, load)
+    return check_published_after_kill(scene, training, in_flight, load)
 
+
+def test_a_run_that_is_killed_while_a_save_grows_leaves_nothing_partial_published(
+    scene: Scene, other_filesystem: Path
+) -> None:
+    train_and_kill(scene, save=3, seed=3, tmp=other_filesystem)
+
+
+def test_a_killed_run_goes_on_from_its_newest_published_save(scene: Scene) -> None:
+    finished = train_and_kill(scene, save=5, seed=6, tmp=scene.folder)
     scene.next_execution()
     last = load(scene.restore())
     assert finished[-1].save.endswith(f"step={last}.ckpt")
     watch = scene.watch()
-    resumed = scene.train("train_lightning", "--save-last", "copy", "--steps", last + 20, tmp=tmp)
+    resumed = scene.train("train_lightning", "--save-last", "copy", "--steps", last + 20, tmp=scene.folder)
     resumed.finish()
     watch.stop()
     assert resumed.resumed_after == last
-    stayed = still_there(scene.saves, resumed.finished)
-    check_published(scene.published(), finished + resumed.finished, stayed)
+    check_published(scene.published(), finished + resumed.finished, still_there(scene.saves, resumed.finished))

@@ -110,9 +110,8 @@ def main() -> None:
         training.step(given.steps + 1)
         saving.save(training.state(given.steps + 1), out / f"step-{given.steps}")
         saving.wait()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -86,17 +86,14 @@ def main() -> None:
     )
     trainer = UnevenTrainer(model=LlamaForCausalLM(shape), args=arguments, train_dataset=Tokens())
     trainer.late_seconds = given.late_seconds
-    distributed = dist.is_initialized()
-    reference = Reference(given.reference, arguments.process_index, dist.barrier if distributed else lambda: None)
+    barrier = dist.barrier if dist.is_initialized() else lambda: None
+    reference = Reference(given.reference, arguments.process_index, barrier)
     trainer.add_callback(Recorded(reference, given.step_seconds))
 
     resume = resume_path()
     if resume:
         reference.resumed(TrainerState.load_from_json(str(resume / "trainer_state.json")).global_step)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    if distributed:
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
