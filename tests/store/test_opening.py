@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.store.conftest import ChangedError, FileSource
 
 from dispatch_agent.errors import SettingsError, StoreTooWeak
 from dispatch_agent.store.base import Store
@@ -16,7 +17,6 @@ from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.opening import open_store
 from dispatch_agent.store.posix import PosixStore
 from dispatch_agent.store.s3 import S3Store
-from tests.store.conftest import ChangedError, FileSource
 
 
 @pytest.mark.parametrize(
