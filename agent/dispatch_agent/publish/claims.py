@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_agent.errors import Conflict, EpochCollision, Fenced
+from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreUnavailable
 from dispatch_agent.publish import records
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.store.base import Store
@@ -41,10 +41,16 @@ def claim(
 
     `publisher` and `at` tell people who and when. `weak`: the store cannot refuse, so every claim has a name of its
     own and all are listed after they are written. Raises EpochCollision, Fenced (a later folder of this rank has
-    taken over), OutcomeUnknown, StoreError.
+    taken over), StoreError.
     """
-    _claim_epoch(store, epoch, attempt, weak, patience)
-    term = _claim_term(store, epoch, rank, folder, records.folder_claim_bytes(folder, publisher, at), weak, patience)
+    try:
+        _claim_epoch(store, epoch, attempt, weak, patience)
+        data = records.folder_claim_bytes(folder, publisher, at)
+        term = _claim_term(store, epoch, rank, folder, data, weak, patience)
+    except OutcomeUnknown as error:
+        # A claim that landed unseen is found again by the next start: to whoever waits, the store is just not there.
+        msg = f"epoch {epoch} could not be claimed: {error}"
+        raise StoreUnavailable(msg) from error
     return Claim(epoch, attempt, rank, folder, term)
 
 

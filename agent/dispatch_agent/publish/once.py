@@ -62,6 +62,8 @@ def write_once(store: Store, key: str, data: bytes, patience: Patience) -> None:
             if isinstance(last, StoreError) and not last.retryable:
                 raise last from None
         except StoreError as error:
+            if isinstance(last, StoreError) and not (last.retryable or error.retryable):
+                raise last from None
             last = error
         else:
             if found == data:

@@ -84,7 +84,7 @@ def open_session(
 ) -> Session:
     """Mark the folder as the execution's, claim the epoch and the folder's term.
 
-    Raises EpochCollision before anything else is written, Fenced, OutcomeUnknown, StoreError, AgentError (the folder
+    Raises EpochCollision before anything else is written, Fenced, StoreError, AgentError (the folder
     cannot be written, or is another execution's).
     """
     execution = bookkeeping.ensure(

@@ -167,11 +167,11 @@ def stand_aside(stop: Stop, tally: Tally, clock: Clock, log: Log) -> None:
 
 def _ends(error: Exception, *, started: bool, late: bool) -> bool:
     """Whether to end on this error instead of trying again."""
-    if isinstance(error, CommitError):
-        return not error.retryable
-    if isinstance(error, StoreError) and not started:
-        return late or not error.retryable
-    return not started and late
+    if isinstance(error, CommitError) and not error.retryable:
+        return True
+    if started:
+        return False
+    return late or (isinstance(error, StoreError) and not error.retryable)
 
 
 def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
