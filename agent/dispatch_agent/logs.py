@@ -50,7 +50,7 @@ class Log:
     style: Format = "text"
     least: Level = "info"
     bound: Mapping[str, object] = field(default_factory=dict)
-    said: set[tuple[str, str]] = field(default_factory=set)
+    said: set[tuple[Level, str, str]] = field(default_factory=set)
 
     def bind(self, **fields: object) -> Log:
         """The same log with more fields on every line."""
@@ -69,14 +69,14 @@ class Log:
         self._emit("error", event, fields)
 
     def once(self, level: Level, about: str, event: str, **fields: object) -> None:
-        """Say `event` about `about` the first time only; `forget` makes it new again."""
-        if (event, about) not in self.said:
-            self.said.add((event, about))
+        """Say `event` about `about` once; at another level it is new, and `forget` makes it new again."""
+        if (level, event, about) not in self.said:
+            self.said.add((level, event, about))
             self._emit(level, event, fields)
 
     def forget(self, about: str) -> None:
         """What was said once about `about` may be said again: its cause went away."""
-        self.said.difference_update({key for key in self.said if key[1] == about})
+        self.said.difference_update({key for key in self.said if key[2] == about})
 
     def _emit(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
         if LEVELS.index(level) < LEVELS.index(self.least):

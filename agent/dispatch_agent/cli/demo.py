@@ -20,7 +20,7 @@ import click
 
 from dispatch_agent.cli import demo_job
 from dispatch_agent.clock import SystemClock
-from dispatch_agent.errors import AgentError, Fenced
+from dispatch_agent.errors import AgentError, Fenced, SettingsError
 from dispatch_agent.identity import new_job_id
 
 AGENT = (sys.executable, "-I", "-m", "dispatch_agent")
@@ -60,7 +60,11 @@ def demo(folder: Path | None, dest: str | None) -> None:
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="dispatch-demo-"))
     else:
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            msg = f"--dir {folder}: {error.strerror}; it must not exist yet, and what it lies in must be writable"
+            raise SettingsError(msg) from error
     clock = SystemClock()
     started = clock.monotonic()
     stage = Stage(folder, dest or str(folder / "store"), new_job_id(int(time.time() * 1000), secrets.token_bytes(10)))
@@ -124,7 +128,7 @@ class Stage:
         """One short command, run to its end."""
         return subprocess.run(
             [*AGENT, *arguments],
-            env=environ or os.environ,
+            env=environ or _surroundings(),
             capture_output=True,
             text=True,
             check=False,
@@ -172,10 +176,8 @@ class Stage:
 
     def _environ(self, number: int) -> dict[str, str]:
         """What the Kubeflow adapter gives a container: the admission count is the only thing that moves."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("DISPATCH_", "PUBLISH_", "SLURM_", "PET_"))}
-        kept.pop("JOB_COMPLETION_INDEX", None)
         return {
-            **kept,
+            **_surroundings(),
             "DISPATCH_JOB_ID": self.job,
             "DISPATCH_SUBMISSION": "1",
             "DISPATCH_K8S_EPOCH_PREFIX": "1",
@@ -184,6 +186,12 @@ class Stage:
             "DISPATCH_K8S_RESTART": "0",
             "PUBLISH_ROOT": str(self.root),
         }
+
+
+def _surroundings() -> dict[str, str]:
+    """The environment without what an execution that goes on around the demo put into it."""
+    foreign = ("DISPATCH_", "PUBLISH_", "AGENT_", "SLURM_", "PET_", "JOB_COMPLETION_INDEX")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 
 def _say(step: str, text: str) -> None:

@@ -20,12 +20,13 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 EXIT_STATUS = """\b
 EXIT STATUS
-  0 done              20 incomplete          33 outcome unknown
-  2 usage             21 source changed      40 drain ran out of time
-  3 settings          22 integrity           41 saw saves, published none
-  10 store unavailable  30 fenced            125 refused: no valid identity
-  11 denied           31 epoch collision     126 command not executable
-  12 store too weak   32 conflict            127 command not found
+  0 done                20 incomplete          33 outcome unknown
+  1 unexpected          21 source changed      40 drain ran out of time
+  2 usage               22 integrity           41 saw saves, published none
+  3 settings            30 fenced             125 refused: no valid identity
+ 10 store unavailable   31 epoch collision    126 command not executable
+ 11 denied              32 conflict           127 command not found
+ 12 store too weak
 """
 
 
@@ -69,7 +70,7 @@ def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
     except click.Abort:
         leave(130)
     except AgentError as error:
-        click.echo(f"{name}: {redact(str(error))}", err=True)
+        click.echo(f"{name}: {_one_line(str(error))}", err=True)
         leave(error.exit_code)
     except BrokenPipeError:
         leave(141)
@@ -87,14 +88,19 @@ def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
 
 def _misused(error: click.ClickException, name: str) -> int:
     """Say what is wrong with the command line in one sentence, as every other error is said; the exit code."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
     said = error.format_message()
-    if "\n" in said:  # no arguments at all: the message is the whole help
+    if context and said == context.get_help():  # no arguments at all: click answers with the whole help
         error.show()
     else:
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        path = context.command_path if context else name
-        click.echo(f"{name}: {redact(said[:1].lower() + said[1:]).rstrip('.')}; see {path} --help", err=True)
+        said = _one_line(said[:1].lower() + said[1:]).rstrip(".")
+        click.echo(f"{name}: {said}; see {context.command_path if context else name} --help", err=True)
     return UsageError.exit_code
+
+
+def _one_line(text: str) -> str:
+    """Without secrets; a value that was seen and is quoted must not look like further lines or move the cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in redact(text))
 
 
 def leave(code: int) -> NoReturn:
