@@ -1,0 +1,42 @@
+"""`dispatch-agent demo`: the main job told in real commands, in under 20 seconds, on a folder."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from tests.cli.conftest import Job, run
+
+
+def test_the_demo_tells_its_story_and_latest_does_not_go_back(place: Path) -> None:
+    started = time.monotonic()
+    result = run("dispatch-agent", "demo", "--dir", place / "demo").passes()
+    assert time.monotonic() - started < 30  # a cold, busy machine included; what it says itself is below
+    said = re.search(r"Done in (\d+\.\d) s", result.out)
+    assert said
+    assert float(said[1]) < 20
+    assert [line[:3] for line in result.out.splitlines() if line.startswith("[")] == [f"[{n}]" for n in range(1, 6)]
+    latest = re.findall(r"latest is (\S+) of epoch (\d+)", result.out)
+    assert [int(epoch) for _, epoch in latest] == sorted(int(epoch) for _, epoch in latest)
+    assert latest[-1] == latest[-2] == ("step-4", "1000002")
+    assert "exits 30 (fenced): " in result.out
+    assert "drains and exits 0" in result.out
+    job = Job(place / "demo" / "root", str(place / "demo" / "store"))
+    assert job.published() == ["step-1", "step-2", "step-3", "step-4"]
+    job.run("verify", "--all").passes()
+
+
+def test_the_demo_works_where_an_execution_is_going_on(place: Path) -> None:
+    """It is tried in containers that have an identity, a rank and a destination of their own: none may leak in."""
+    job = Job(place / "root", str(place / "store"), {"JOB_COMPLETION_INDEX": "1", "PET_NNODES": "2"})
+    surroundings = job.variables({"DISPATCH_PUBLISH_DEST": "/elsewhere", "PUBLISH_IN_PLACE": "1"})
+    run("dispatch-agent", "demo", "--dir", place / "demo", environ=surroundings).passes()
+    assert not job.root.exists()
+    assert not job.store.exists()
+
+
+def test_the_demo_touches_no_folder_that_is_there(place: Path) -> None:
+    (place / "mine").mkdir()
+    run("dispatch-agent", "demo", "--dir", place / "mine").fails(3, str(place / "mine"), "must not exist")
+    assert list((place / "mine").iterdir()) == []
