@@ -23,7 +23,7 @@ from tests.frameworks.reference import Listing, listing
 from tests.servers import Bucket
 
 HERE = Path(__file__).parent
-PATIENCE = 45.0
+PATIENCE = 120.0
 """Seconds after which a process that has not done what is waited for is taken to hang. Far above what is seen."""
 
 
@@ -191,7 +191,7 @@ class Scene:
         """Start `publish watch` for the current execution."""
         self.root.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"watch.{self.execution}.{len(self._processes)}.log"
-        return Watch(self._start([*_PUBLISH, "watch", "--log-format", "json", *given], log), log)
+        return Watch(self._start([*_PUBLISH, "watch", "--log-format", "json", "--drain-timeout", 60, *given], log), log)
 
     def publish(self, *given: object) -> subprocess.CompletedProcess[str]:
         """Run one `publish` command to its end."""
