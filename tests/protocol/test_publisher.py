@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,7 @@ def test_a_store_that_goes_away_is_tried_again_with_growing_pauses_until_it_is_b
     bench = Bench(faulty(MemoryStore("away"), away), clock)
     execution.save("step-1", small(1))
     assert bench.run(execution) is None
-    pauses = [after - before for before, after in zip(asked, asked[1:], strict=False)]
-    assert max(pauses) >= BACKOFF_LONGEST
+    assert max(after - before for before, after in pairwise(asked)) >= BACKOFF_LONGEST
     assert len(asked) < 100
 
 

@@ -131,13 +131,11 @@ def watch(
         return
     starter = _starter(given, identity, rank, where, root, log)
     wakes = _wakes(where, stop, events, rescan, log)
-    finished = False
     try:
         wakes.start()
         watcher.watch(starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout)
         if tally.fenced and on_fenced == "wait" and not once:
             watcher.stand_aside(stop, tally, CLOCK, log)
-        finished = True
         _ignore_signals()
         wakes.stop()
     except Abort:
@@ -151,7 +149,7 @@ def watch(
         already=tally.already,
         unpublished=len(tally.unpublished),
     )
-    error = tally.verdict(asked=stop.drain.is_set(), finished=finished)
+    error = tally.verdict(asked=stop.drain.is_set())
     if error is not None:
         raise error
 

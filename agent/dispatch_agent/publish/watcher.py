@@ -71,11 +71,11 @@ class Tally:
     failed_tries: int = 0
     unpublished: tuple[str, ...] = ()
     unsure: bool = False
+    under_way: bool = False
     fenced: Fenced | None = None
 
-    def verdict(self, *, asked: bool, finished: bool) -> AgentError | None:
-        """What the watch ends with: None, or the first that applies. `asked`: it was told to end; `finished`: it ended
-        by itself after that, and was not cut short."""
+    def verdict(self, *, asked: bool) -> AgentError | None:
+        """What the watch ends with: None, or the first that applies. `asked`: it was told to end."""
         if self.unsure:
             return OutcomeUnknown(
                 "a commit was sent and could not be read back; it may have landed: start a publisher on this folder "
@@ -83,8 +83,8 @@ class Tally:
             )
         if self.fenced:
             return self.fenced
-        if self.unpublished or not finished:
-            left = ", ".join(self.unpublished) or "an unfinished pass"
+        if self.unpublished or self.under_way:
+            left = ", ".join(self.unpublished) or "what the last pass was at"
             return DrainTimeout(
                 f"left unpublished at the end: {left}; a later publisher on this folder goes on with it as long as no "
                 f"newer epoch has published"
@@ -120,9 +120,11 @@ def watch(
         stop.wake.clear()
         began = clock.monotonic()
         ending = once or stop.drain.is_set()
+        tally.under_way = True
         try:
             publisher = publisher or start()
             done = publisher.run()
+            tally.under_way = False
             pause, next_look = BACKOFF_FIRST, done.again_in
             _count(tally, done, publisher)
             _report(log, done)
@@ -132,6 +134,7 @@ def watch(
             tally.fenced = fenced
             return
         except StandBy as reason:
+            tally.under_way = False
             log.once("info", str(reason), "standing by", reason=str(reason))
             if stop.drain.is_set():
                 return
@@ -153,7 +156,11 @@ def watch(
             log.error(
                 "pass failed", error=str(error), kind=type(error).__name__, trace=None if known else _trace(error)
             )
-            next_look, pause = pause, min(BACKOFF_LONGEST, pause * 2)
+            # No event helps a store that is away; only being told to end makes it worth trying sooner.
+            draining = stop.drain.is_set()
+            clock.wait(threading.Event() if draining else stop.drain, min(pause, BUSY) if draining else pause)
+            pause = min(BACKOFF_LONGEST, pause * 2)
+            continue
         clock.wait(stop.drain, min(REST_LONGEST, clock.monotonic() - began))
         clock.wait(stop.wake, rescan if next_look is None else min(rescan, next_look))
 
