@@ -9,6 +9,7 @@
   fails; on a developer's machine it is deselected without root, and the first lines of the output say so.
 - `@pytest.mark.docker` is for a test that needs a container engine: without one it fails, and
   `-m 'not docker'` leaves it out.
+- Tests that use one of the servers of `tests/servers.py` carry the marker `server` by themselves.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ _KEPT_THREADS = (
     "tqdm_monitor",  # lightning and transformers draw progress bars
     "pydevd",  # a developer's debugger
 )
+# Fixtures that start a server, or parameters by which a test asks for one.
+_SERVERS = frozenset({"seaweed", "rclone"})
+
 _PATIENCE = 5.0  # seconds; a thread that was told to stop still needs a moment on a loaded machine
 
 
@@ -70,7 +74,11 @@ def pytest_report_header() -> list[str]:
     return ["not root: tests marked `root` are left out"] if _root_is_left_out() else []
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers set here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and _uses_a_server(item):
+            item.add_marker("server")
     if _root_is_left_out():
         left_out = [item for item in items if item.get_closest_marker("root")]
         items[:] = [item for item in items if item not in left_out]
@@ -80,6 +88,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.fail("this test needs root, and CI must run it: run CI as root", pytrace=False)
+
+
+def _uses_a_server(item: pytest.Function) -> bool:
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return not _SERVERS.isdisjoint(item.fixturenames) or any(
+        isinstance(parameter, str) and parameter in _SERVERS for parameter in parameters
+    )
 
 
 def _root_is_left_out() -> bool:

@@ -10,16 +10,16 @@ from tests.containers.engine import ROOT, docker
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1200)]
 
 FAST = (
+    "prologue/test_python_entry.py",
+    "prologue/test_vectors.py",
     "unit",
     "checkpoint",
     "protocol",
     "store",
     "test_cold_entry.py",
-    "prologue/test_python_entry.py",
-    "prologue/test_vectors.py",
 )
-# Servers are started by the tests outside, kills and races take minutes there; the shells do not depend on Python.
-CHOICE = "not seaweed and not rclone and not s3 and not kill and not race and (not test_vectors or python)"
+# What takes minutes is left to the tests outside: servers, kills and races. The shells do not depend on Python.
+CHOICE = ("-m", "not server and not docker", "-k", "not kill and not race and (not test_vectors or python)")
 
 
 def test_the_fast_tests_pass_on_the_newest_python(docker_services: object) -> None:  # noqa: ARG001 (it builds the image)
@@ -38,7 +38,7 @@ def test_the_fast_tests_pass_on_the_newest_python(docker_services: object) -> No
     )
     folders = [f"tests/{folder}" for folder in FAST if (ROOT / "tests" / folder).exists()]
     try:
-        answer = docker(*compose, "-n", "2", "-k", CHOICE, *folders, check=False, timeout=1000)
+        answer = docker(*compose, *CHOICE, *folders, check=False, timeout=1000)
     finally:
         docker("rm", "--force", "--volumes", name, check=False)
     assert answer.returncode == 0, answer.stdout[-20000:]
