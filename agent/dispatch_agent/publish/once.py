@@ -52,7 +52,7 @@ def write_once(store: Store, key: str, data: bytes, patience: Patience) -> None:
     for attempt in range(patience.tries):
         try:
             store.create(key, data)
-        except (ConditionFailed, StoreError) as error:
+        except (ConditionFailed, KeyMissing, StoreError) as error:
             last = error
         else:
             return
