@@ -188,10 +188,10 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
     if not os.path.lexists(path):
         msg = f"there is no save at {path}"
         raise Incomplete(msg)
-    if given["complete"] is None:
+    by_word = given["complete"] is None
+    starter = _starter({**given, "complete": given["complete"] or "marker"}, identity, rank, path.parent, None, log)
+    if by_word:
         bookkeeping.mark_complete(path)
-        given["complete"] = "marker"
-    starter = _starter(given, identity, rank, path.parent, None, log)
     outcome = oneshot.publish_one(
         starter, starter.store, path.parent, os.fsencode(path.name), CLOCK, epoch=identity.epoch, timeout=timeout
     )
