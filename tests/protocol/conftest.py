@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.protocol.writers import Launcher
 from tests.servers import s3_bucket, seaweed, shared_bucket
 
 __all__ = ["s3_bucket", "seaweed", "shared_bucket"]
@@ -15,6 +16,13 @@ __all__ = ["s3_bucket", "seaweed", "shared_bucket"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=None, help="Rounds of every race in tests/protocol (500 by hand).")
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture

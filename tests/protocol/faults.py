@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dispatch_agent.errors import StoreUnavailable
+from dispatch_agent.publish.watcher import Abort
 from dispatch_agent.store.base import ConditionFailed, Document, LatestLink, Limits, Source, Store, Stored, Uploaded
 
 WRITES = frozenset({"create", "replace", "put", "upload", "symlink", "delete"})
@@ -237,10 +238,11 @@ def signals_itself(number: signal.Signals, when: str, is_it: Callable[[Call], bo
         it = is_it(call)
         if it and when == "before":
             os.kill(os.getpid(), number)
-        answer = do()
-        if it and when == "after":
-            os.kill(os.getpid(), number)
-        return answer
+        try:
+            return do()
+        finally:
+            if it and when == "after":
+                os.kill(os.getpid(), number)
 
     return hook
 
@@ -252,8 +254,8 @@ def _lost(call: Call) -> StoreUnavailable:
 # --- time and records of what happened --------------------------------------------------------------------------------
 
 
-class TimeIsUp(BaseException):
-    """More virtual time has passed than the test allows. Not an Exception: nothing may take it for a failed pass."""
+class TimeIsUp(Abort):
+    """More virtual time has passed than the test allows: what a second SIGTERM does, or a drain that takes too long."""
 
 
 @dataclass

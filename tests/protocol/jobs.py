@@ -20,26 +20,25 @@ from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.publisher import Publisher, open_session
 from dispatch_agent.publish.watcher import Stop, Tally
 from dispatch_agent.store.base import Store
-from dispatch_agent.store.capabilities import Capabilities
-from dispatch_agent.support import Support
 
 Files = dict[str, bytes]
-YES = Support("yes", "declared", "")
-PROVED = Capabilities(YES, YES, YES, YES, YES)
-"""What the probe would find of the stores that these tests use: it has tests of its own, and takes a while."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a job: `root/exec/<attempt>`."""
+    """The `number`-th execution of a job's first submission: `root/exec/<attempt>`."""
 
     root: Path
-    epoch: int
+    number: int
     attempt: str = ""
 
     @property
+    def epoch(self) -> int:
+        return 1_000_000 + self.number
+
+    @property
     def identity(self) -> Identity:
-        return Identity(None, self.epoch, self.attempt or f"a{self.epoch}", "ready-made")
+        return Identity(None, self.epoch, self.attempt or f"a{self.number}", "ready-made")
 
     @property
     def folder(self) -> Path:
@@ -103,7 +102,7 @@ class Bench:
         """`publish watch --once`: until nothing more is to be done. What it ends with."""
         tally = Tally()
         self.loop(lambda: self.publisher(execution, rule=rule), tally, Stop(), once=True)
-        return tally.verdict(asked=False, finished=True)
+        return tally.verdict(asked=False)
 
     def loop(self, start: Callable[[], Publisher], tally: Tally, stop: Stop, *, once: bool) -> None:
         """The product's own loop around `start`."""

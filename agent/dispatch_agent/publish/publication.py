@@ -22,7 +22,7 @@ from dispatch_agent.checkpoint.folder import Place
 from dispatch_agent.checkpoint.manifest import Manifest
 from dispatch_agent.checkpoint.save import Complete, Snapshot, Verdict
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import Conflict, SourceChanged
+from dispatch_agent.errors import Conflict, OutcomeUnknown, SourceChanged, StoreUnavailable
 from dispatch_agent.publish import records, upload
 from dispatch_agent.publish.claims import Claim, check_fence
 from dispatch_agent.publish.commit import check_manifests, commit
@@ -88,7 +88,7 @@ def prepare(session: Session, placed: Placed, previous: Previous, look: Look, ti
     """Everything up to the commit: the record to commit, whose bytes are all stored and verified.
 
     None if the content is that of the previous generation. Raises Fenced, SourceChanged, IntegrityError, Conflict,
-    OutcomeUnknown, StoreError, and whatever `tick` raises.
+    StoreError, and whatever `tick` raises.
     """
     check_fence(session.store, session.claim)
     manifests.check_entries(placed.snapshot)
@@ -180,6 +180,10 @@ def _write_manifest(session: Session, part: Part, manifest: Manifest) -> None:
             f"nonce: something else writes into this store; stop it"
         )
         raise Conflict(msg) from taken
+    except OutcomeUnknown as error:
+        # Whether a manifest landed matters to nobody: no commit names it, and the next try has another name.
+        msg = f"the manifest of a try could not be written: {error}"
+        raise StoreUnavailable(msg) from error
 
 
 def _record(
