@@ -29,7 +29,10 @@ PATIENCE = 30.0
 NOBODY = 65534
 EPOCH, ATTEMPT = 1_000_001, "1.17.1"
 
-Tree = Mapping[str | bytes, bytes]
+Tree = Mapping[str, bytes] | Mapping[bytes, bytes]
+
+# Takes long enough to be interrupted on its way.
+LARGE: Tree = {f"{number:02}.bin": b"%02d" % number * (4 << 20) for number in range(40)}
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Job:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command("publish", self.user), "watch", *map(os.fspath, arguments)],
+                [*command("publish", self.user), "watch", *(os.fspath(argument) for argument in arguments)],
                 env=self.variables(environ),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -219,7 +222,7 @@ def run(
     name: str, *arguments: str | bytes | Path, environ: Mapping[str, str] | None = None, user: int | None = None
 ) -> Result:
     answer = subprocess.run(
-        [*command(name, user), *map(os.fspath, arguments)],
+        [*command(name, user), *(os.fspath(argument) for argument in arguments)],
         env=environ,
         capture_output=True,
         check=False,
@@ -277,7 +280,9 @@ def flip(path: Path) -> None:
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder in memory, where fsync costs nothing, that other users may enter too."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None, prefix="dispatch-cli-"))
+    memory = Path("/dev/shm")  # in a container it is often too small
+    room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    folder = Path(tempfile.mkdtemp(dir=memory if room else None, prefix="dispatch-cli-"))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)

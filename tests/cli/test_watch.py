@@ -12,9 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Job, eventually, program, tree_of
-
-LARGE = {f"{number:02}.bin": b"w" * (8 << 20) for number in range(40)}
+from tests.cli.conftest import LARGE, Job, eventually, program, tree_of
 
 
 class TestPublishing:

@@ -71,7 +71,7 @@ class TestLines:
             lines, some = log(style)
             some.info("event", value="\udcff" + value)
             to_stream(stream)(lines[0].encode("ascii", "backslashreplace").decode())
-        assert len(stream.buffer.getvalue().splitlines()) == 2  # type: ignore[attr-defined]
+        assert len(stream.buffer.getvalue().splitlines()) == 2
 
     def test_what_is_bound_wins_over_a_field_of_the_same_name(self) -> None:
         lines, some = log("json")
@@ -109,7 +109,7 @@ class TestOnce:
     def test_what_was_too_little_to_be_written_is_said_when_it_gets_graver(self) -> None:
         lines, some = log("json", "info")
         for level in ("debug", "debug", "warning", "warning"):
-            some.once(level, "a", "waiting")  # type: ignore[arg-type]
+            some.once(level, "a", "waiting")
         assert [json.loads(line)["level"] for line in lines] == ["warning"]
 
 
