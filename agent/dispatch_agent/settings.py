@@ -40,7 +40,7 @@ def destination(option: str | None, environ: Mapping[str, str]) -> str:
     `option` is what the command line or `PUBLISH_DEST` gave. Raises SettingsError.
     """
     given = environ.get(DISPATCH_DEST, "")
-    if option and given and option != given:
+    if option and given and option.rstrip("/") != given.rstrip("/"):
         msg = (
             f"two destinations: --dest or {DEST} says {option!r}, the adapter's {DISPATCH_DEST} says {given!r}; "
             f"drop the first, or make them equal"

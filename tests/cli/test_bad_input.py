@@ -119,6 +119,21 @@ class TestSettings:
         job.run("complete", job.folder / "step-9").fails(2, "step-9", "No such file")
         assert not job.store.exists()
 
+    @pytest.mark.parametrize("command", ["publish", "complete"])
+    def test_an_empty_path_is_not_the_current_folder(self, job: Job, command: str) -> None:
+        job.run(command, "").fails(2, "PATH", "empty")
+
+    def test_a_refused_one_shot_marks_nothing(self, job: Job) -> None:
+        job.run("publish", job.write("step-1"), PUBLISH_DEST=UNSET).fails(3, "no destination")
+        assert not (job.folder / ".dispatch").exists()
+
+    @pytest.mark.parametrize("inside", [".", "store", "a/b"])
+    def test_a_destination_in_the_execution_folder_is_refused(self, job: Job, inside: str) -> None:
+        """It would be published into itself, larger each time."""
+        dest = str(job.folder / inside)
+        job.run("watch", "--once", "--dest", dest).fails(3, "lies in", str(job.folder), "outside")
+        job.run("publish", job.write("step-1"), "--dest", dest).fails(3, "lies in", str(job.folder), "outside")
+
     @pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "s3://bucket/a/../b", "file://host/path", "nosuch://x/y"])
     def test_a_url_that_is_no_destination_is_refused(self, job: Job, url: str) -> None:
         job.run("list", "--dest", url).fails(3, url)

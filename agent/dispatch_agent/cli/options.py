@@ -56,6 +56,18 @@ log_level = option(
 save_name = option("--save", "save", metavar="NAME", help="Only this save, not the newest of all.")
 
 
+class SavePath(click.Path):
+    """A save's path. Empty is refused: an unset shell variable must not mean the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty; name the save", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def together(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Several option decorators as one, shown in the given order."""
 

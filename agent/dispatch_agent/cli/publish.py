@@ -155,7 +155,7 @@ def watch(
 
 
 @publish.command("publish")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=options.SavePath())
 @options.destination
 @options.option(
     "--complete",
@@ -209,7 +209,7 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
 
 
 @publish.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=options.SavePath())
 @options.option("--token", default="", help="Joins the parts of one save on many ranks: new for every save.")
 def complete(path: Path, token: str) -> None:
     """Say that the save at PATH is finished, so that a `publish watch` publishes it.
@@ -424,6 +424,9 @@ def _starter(
     store = _store(given)
     if settings.in_place:
         _check_in_place(store, folder, root)
+    elif isinstance(store, PosixStore) and Path(store.url).resolve().is_relative_to(folder.resolve()):
+        msg = f"the destination {store.url} lies in {folder}, whose content is published: choose a folder outside"
+        raise SettingsError(msg)
     return Starter(
         store=store,
         identity=identity,
