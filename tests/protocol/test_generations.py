@@ -12,6 +12,7 @@ from tests.protocol.faults import Call, Do, faulty
 from tests.protocol.jobs import Bench, Execution, small
 
 from dispatch_agent.checkpoint.folder import mark_complete
+from dispatch_agent.errors import StoreUnavailable
 from dispatch_agent.publish import pointer, reader
 from dispatch_agent.store.memory import MemoryStore
 
@@ -83,6 +84,28 @@ def test_i9_marked_again_without_a_change_it_is_not_published_again(bench: Bench
     mark_complete(path)
     assert bench.run(execution) is None
     assert published(bench) == [("step-1", 1, 1)]
+
+
+def test_i9_the_next_generation_waits_until_it_is_known_whether_the_last_one_landed(execution: Execution) -> None:
+    """Otherwise both would be the first."""
+    refusing = [True]
+
+    def hook(call: Call, do: Do) -> Any:
+        if refusing and call.method == "create" and call.key.startswith("commits/") and "/0001.000001." in call.key:
+            msg = "not now (by the test)"
+            raise StoreUnavailable(msg)
+        return do()
+
+    bench = Bench(faulty(MemoryStore(), hook))
+    publisher = bench.publisher(execution)
+    for content in "AB":
+        execution.save("last", small(content))
+        publisher.run()
+        bench.clock.now += 100.0
+    assert publisher.unsure
+    refusing.clear()
+    publisher.run()
+    assert published(bench) == [("last", 1, 1), ("last", 2, 2)]
 
 
 @pytest.mark.parametrize("rule", ["marker", "rename"])

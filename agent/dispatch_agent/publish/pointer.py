@@ -7,7 +7,7 @@ save; moving it back would. It therefore moves by compare-and-swap alone, and on
 from __future__ import annotations
 
 from dispatch_agent.errors import IntegrityError, OutcomeUnknown, StoreError
-from dispatch_agent.publish import records
+from dispatch_agent.publish import listing, records
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.records import CommitRecord, Order, Pointer
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, LatestLink, Store
@@ -60,10 +60,22 @@ def _step(store: Store, order: Order, data: bytes, known: bool) -> None:
                 f"rule? a cleaner?). It is not made anew; commits go on. Find what deleted it, then restart"
             )
             raise IntegrityError(msg) from None
-        store.create(records.POINTER, data)
+        store.create(records.POINTER, _newest(store, order) or data)
         return
     if records.parse_pointer(document.data).order < order:
         store.replace(records.POINTER, data, document.version)
+
+
+def _newest(store: Store, order: Order) -> bytes | None:
+    """What a pointer made anew has to say if a greater commit than `order` is there; that it is missing may be because
+    something deleted it. Asked for only where there is no pointer at all."""
+    newest = next(listing.newest_first(store), order)
+    if newest <= order:
+        return None
+    try:
+        return records.pointer_bytes(listing.read_commit(store, newest))
+    except KeyMissing as missing:
+        raise ConditionFailed(missing.key) from missing  # pruned just now: look again
 
 
 def _link(store: Store) -> None:

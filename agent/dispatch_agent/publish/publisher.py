@@ -150,6 +150,7 @@ class Publisher:
         self._retry: dict[int, _Tried] = {}
         self._quiet: dict[bytes, tuple[Snapshot, float]] = {}
         self._pointer_seen = False
+        self._behind: CommitRecord | None = None
         self._places: list[Place] = []
         self._list_committed()
         if self._committed:
@@ -187,10 +188,10 @@ class Publisher:
         verdicts = {save.name: self._judge(save, survey) for save in survey.saves}
         self._quiet = {name: seen for name, seen in self._quiet.items() if name in verdicts}
         pending = self._place(survey, {name: v for name, v in verdicts.items() if only in (None, name)}, verdicts)
+        if self._behind is not None:
+            self._advance(self._behind)
         outcomes = [self._settle(record) for record in list(self._prepared.values())]
-        outcomes += [
-            self._attempt(placed) for placed in pending if self._due(placed.place) and not self._done(placed.place)
-        ]
+        outcomes += [self._attempt(placed) for placed in pending if self._may_try(placed)]
         left = [placed for placed in pending if not self._done(placed.place)]
         waiting = self._waiting(survey, verdicts)
         delays = [verdict.again_in for _, verdict in waiting if verdict.again_in is not None]
@@ -345,14 +346,19 @@ class Publisher:
         self._advance(record)
 
     def _advance(self, record: CommitRecord) -> None:
+        """Move the pointer to `record`, or to a greater one that it could not be moved to before."""
         if not self.points:
             return
+        if self._behind is not None and self._behind.order > record.order:
+            record = self._behind
+        self._behind = None
         try:
             pointer.advance(self.session.store, record, known=self._pointer_seen, patience=self.session.patience)
         except IntegrityError as error:
             self.log.once("error", str(error), "pointer", error=str(error))
         except OutcomeUnknown as error:
-            self.log.warning("pointer", error=str(error))
+            self._behind = record  # a later pass tries again, also if no save comes any more
+            self.log.once("warning", record.key, "pointer", error=str(error))
         else:
             self._pointer_seen = True
 
@@ -385,5 +391,7 @@ class Publisher:
     def _delay(self, place: Place) -> float:
         return max(0.0, self._retry.get(place.number, _NO_TRY).not_before - self.session.clock.monotonic())
 
-    def _due(self, place: Place) -> bool:
-        return self._delay(place) == 0.0
+    def _may_try(self, placed: Placed) -> bool:
+        """Not before a commit of the same name is settled: it says which generation this is."""
+        unsettled = any(record.save == placed.name for record in self._prepared.values())
+        return not unsettled and not self._done(placed.place) and self._delay(placed.place) == 0.0
