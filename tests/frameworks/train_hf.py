@@ -70,7 +70,7 @@ def main() -> None:
     given = parser.parse_args()
 
     arguments = TrainingArguments(
-        output_dir=str(given.out or save_dir()),
+        output_dir=given.out or save_dir(),
         max_steps=given.steps,
         save_steps=given.every,
         save_total_limit=given.keep,
@@ -93,7 +93,7 @@ def main() -> None:
     resume = resume_path()
     if resume:
         reference.resumed(TrainerState.load_from_json(str(resume / "trainer_state.json")).global_step)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    trainer.train(resume_from_checkpoint=resume)
 
 
 if __name__ == "__main__":
