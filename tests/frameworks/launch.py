@@ -1,7 +1,7 @@
 """Runs a training script on several ranks of this machine, as torchrun does: `launch.py SCRIPT RANKS OPTIONS…`.
 
 The script is imported once, before the ranks are forked: importing torch costs more than a whole run here. It stays in
-one session with its ranks, so that one signal reaches all of them.
+one process group with its ranks, so that one signal reaches all of them.
 """
 
 from __future__ import annotations
