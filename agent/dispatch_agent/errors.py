@@ -13,6 +13,7 @@ The sentence says what failed, the value seen and what to do. The tree:
         Incomplete                 20   not finished by its completion rule
         SourceChanged              21   it changed or vanished while it was read
         IntegrityError             22   bytes and record disagree, or bytes cannot be read
+          NewerFormat              22   a record of a later version of this product
       CommitError
         Fenced                     30   a newer execution has published
         EpochCollision             31   the same epoch under another attempt
@@ -80,6 +81,10 @@ class SourceChanged(SaveError):
 
 class IntegrityError(SaveError):
     exit_code = 22
+
+
+class NewerFormat(IntegrityError):
+    """Not damaged, only beyond this version: readers refuse it, and never take an older save for the newest."""
 
 
 class CommitError(AgentError):

@@ -232,7 +232,6 @@ class TestUnreadable:
         other.run("publish", job.folder / "step-1", "--complete", "marker").fails(22, "weights.bin", "UID")
         assert job.commits() == []
 
-    @pytest.mark.xfail(reason="publisher: the format check of one unreadable save fails every pass over the folder")
     def test_watch_says_so_once_and_publishes_the_others(self, job: Job, other: Job) -> None:
         (job.save("step-1") / "weights.bin").chmod(0o600)
         job.save("step-2")
@@ -493,7 +492,6 @@ class TestRestore:
         result.fails(22, "step-1")
         assert "weights.bin is missing" in result.out
 
-    @pytest.mark.xfail(reason="restore: a target that cannot be made is an OSError, shown as a fault of ours")
     def test_a_target_that_cannot_be_written_is_said(self, job: Job, place: Path) -> None:
         job.run("publish", job.save("step-1")).passes()
         (place / "file").write_bytes(b"x")

@@ -128,13 +128,12 @@ class TestEnding:
             watch.stop().passes()
         assert job.commits() == []
 
-    @pytest.mark.xfail(reason="watcher: what waits is said at level debug, or after a minute, also in the last look")
     def test_an_incomplete_save_at_the_end_is_said(self, job: Job) -> None:
         with job.watch() as watch:
             watch.says("claimed")
             job.write("step-1")
             result = watch.stop().passes()
-        assert "waiting save=step-1" in result.err
+        assert "left incomplete save=step-1" in result.err
         assert "--complete" in result.err
 
     def test_a_drain_that_runs_out_of_time_exits_40_and_names_what_is_left(self, job: Job) -> None:
@@ -203,10 +202,9 @@ class TestOnce:
         job.write("step-1")
         job.run("watch", "--once").fails(41, "saw 1 save", "--complete")
 
-    @pytest.mark.xfail(reason="watcher: the sentence refers to reasons above, and they are said at level debug only")
     def test_and_the_reasons_are_above(self, job: Job) -> None:
         job.write("step-1")
-        assert "waiting save=step-1" in job.run("watch", "--once").err
+        assert "left incomplete save=step-1" in job.run("watch", "--once").err
 
     def test_no_saves_at_all_are_no_error(self, job: Job) -> None:
         job.run("watch", "--once").passes()

@@ -33,6 +33,7 @@ from tests.protocol.faults import (
 from tests.protocol.jobs import Bench, Execution, small
 
 from dispatch_agent.errors import DrainTimeout, OutcomeUnknown, StoreUnavailable
+from dispatch_agent.logs import Log
 from dispatch_agent.publish import oneshot
 from dispatch_agent.publish.watcher import Stop, Tally
 from dispatch_agent.store.base import Store
@@ -199,6 +200,7 @@ def one_shot(job: Job, timeout: float) -> Exception | None:
             job.execution.folder,
             b"step-1",
             job.bench.clock,
+            Log(job.bench.lines.append, job.bench.clock),
             epoch=job.execution.epoch,
             timeout=timeout,
         )

@@ -14,7 +14,7 @@ from dispatch_agent import resume_path, save_dir
 from dispatch_agent.checkpoint import completion
 from dispatch_agent.checkpoint.folder import mark_complete
 from dispatch_agent.clock import SystemClock
-from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
+from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, SettingsError
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import reader, records, restore
@@ -218,6 +218,36 @@ def test_everything_damaged_is_said_and_nothing_is_left_behind(
     with pytest.raises(IntegrityError, match=r"everything published at .* is damaged"):
         newest(store, tmp_path / "there")
     assert os.listdir(tmp_path / "there") == [".restore.lock"]
+
+
+@pytest.mark.parametrize("what", ["record", "manifest"])
+def test_a_newest_save_of_a_later_version_is_refused_and_no_older_one_taken_for_it(
+    publish: Publish, store: PosixStore, folder: Path, tmp_path: Path, what: str
+) -> None:
+    """I7: an old reader must not silently step back."""
+    _, second = publish(make(folder, "step-1", a=b"1"), make(folder, "step-2", a=b"2"))
+    commit = json.loads(store.read(second.key).data)
+    if what == "record":
+        commit["format"] = 2
+    else:
+        manifest = json.loads(store.read(second.parts[0].manifest).data)
+        later = json.dumps({**manifest, "format": 2}).encode()
+        store.put(second.parts[0].manifest, later)
+        commit["parts"][0]["manifest_sha256"] = records.sha256(later)
+    store.put(second.key, json.dumps(commit).encode())
+    with pytest.raises(NewerFormat, match="use a newer one"):
+        newest(store, tmp_path / "there")
+    assert not (tmp_path / "there" / "step-1").exists()
+
+
+def test_restored_files_follow_the_umask(publish: Publish, store: PosixStore, folder: Path, tmp_path: Path) -> None:
+    publish(make(folder, "step-1", a=b"1"))
+    before = os.umask(0o077)
+    try:
+        got = newest(store, tmp_path / "there")
+    finally:
+        os.umask(before)
+    assert (got.path / "a").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("path", ["../escape", "/tmp/escape", "a/../../escape", "%2E%2E/escape", "a%2Fb", ""])

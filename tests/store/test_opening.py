@@ -60,7 +60,10 @@ def test_nonsense_is_refused(url: str) -> None:
     assert refused.value.exit_code == 3
 
 
-@pytest.mark.parametrize("url", ["s3://AKIA:hush@bucket/x", "s3://AKIA@bucket/x", "sftp://me:hush@host/x"])
+@pytest.mark.parametrize(
+    "url",
+    ["s3://AKIA:hush@bucket/x", "s3://AKIA:hush/hush@bucket/x", "s3://AKIA@bucket/x", "sftp://me:hush@host/x"],
+)
 def test_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
     with pytest.raises(SettingsError, match="credentials") as refused:
         open_store(url)

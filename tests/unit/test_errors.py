@@ -13,6 +13,7 @@ from dispatch_agent.errors import AgentError
 
 # One code for several classes: a base has that of what is below it, and an epoch out of range is a refusal.
 SHARED = {
+    22: {"IntegrityError", "NewerFormat"},
     10: {"StoreError", "StoreUnavailable"},
     20: {"SaveError", "Incomplete"},
     33: {"CommitError", "OutcomeUnknown"},

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from dispatch_agent.checkpoint.names import decode, decode_name, decode_path, encode, encode_path, shown
 from dispatch_agent.checkpoint.save import Entry, Snapshot
-from dispatch_agent.errors import IntegrityError
+from dispatch_agent.errors import IntegrityError, NewerFormat
 
 FORMAT = 1
 FILE_MODE, EXECUTABLE_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
@@ -148,7 +148,8 @@ def parse(data: bytes) -> Manifest:
         _refuse("no JSON object")
     version = value.pop("format", None)
     if isinstance(version, int) and version > FORMAT:
-        _refuse(f"format {version}, and this version of dispatch-agent knows {FORMAT}: use a newer one to read it")
+        msg = f"a manifest has format {version}, this version of dispatch-agent reads {FORMAT}: use a newer one"
+        raise NewerFormat(msg)
     if version is not FORMAT and version != FORMAT:
         _refuse(f"format {version!r}, expected {FORMAT}")
     try:

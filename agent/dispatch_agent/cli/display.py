@@ -24,6 +24,11 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def shortened(text: str, most: int = 48) -> str:
+    """At most `most` characters, the middle left out: names differ at their ends."""
+    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[len(text) - most // 2 :]}"
+
+
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     """Columns wide enough for their longest cell."""
     everything = [header, *rows]

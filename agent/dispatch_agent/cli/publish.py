@@ -193,7 +193,7 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
     if by_word:
         bookkeeping.mark_complete(path)
     outcome = oneshot.publish_one(
-        starter, starter.store, path.parent, os.fsencode(path.name), CLOCK, epoch=identity.epoch, timeout=timeout
+        starter, starter.store, path.parent, os.fsencode(path.name), CLOCK, log, epoch=identity.epoch, timeout=timeout
     )
     if as_json:
         _print_json(
@@ -245,7 +245,7 @@ def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
     items = list(reader.published(store, _encoded(save)))[::-1]
     for item in items:
         if item.record is None:
-            click.echo(f"unreadable: {item.problem}", err=True)
+            click.echo(f"unreadable: {item.error}", err=True)
     found = [item.record for item in items if item.record is not None]
     if as_json:
         _print_json([_as_json(store, record) for record in found])
@@ -254,7 +254,7 @@ def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
             [
                 str(r.order.epoch),
                 f"{r.order.term}.{r.order.ordinal}",
-                _shown_name(r),
+                display.shortened(_shown_name(r)),
                 str(r.generation),
                 str(r.files),
                 display.size(r.size),
@@ -510,7 +510,7 @@ def _ignore_signals() -> None:
 
 def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, str]:
     if item.record is None:
-        return "", item.problem
+        return "", str(item.error)
     name = _shown_name(item.record)
     tick = display.progress("verifying", CLOCK)(name, item.record.size)
     try:

@@ -12,6 +12,7 @@ from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import AgentError, Incomplete, OutcomeUnknown
+from dispatch_agent.logs import Log
 from dispatch_agent.publish import listing, upload
 from dispatch_agent.publish.publisher import Outcome, Pass, Publisher
 from dispatch_agent.publish.watcher import StandBy
@@ -30,7 +31,15 @@ class _Wait:
 
 
 def publish_one(
-    start: Callable[[], Publisher], store: Store, folder: Path, name: bytes, clock: Clock, *, epoch: int, timeout: float
+    start: Callable[[], Publisher],
+    store: Store,
+    folder: Path,
+    name: bytes,
+    clock: Clock,
+    log: Log,
+    *,
+    epoch: int,
+    timeout: float,
 ) -> Outcome:
     """Publish the save `name` in `folder` and say what became of it: published, or already.
 
@@ -52,6 +61,7 @@ def publish_one(
             step = _Wait(error, LOOK)
         if isinstance(step, Outcome):
             return step
+        log.once("warning", str(step.error), "not yet", save=names.encode(name), reason=str(step.error))
         if clock.monotonic() + step.pause > deadline:
             raise _certain(step.error, publisher) from None
         clock.wait(never, step.pause)

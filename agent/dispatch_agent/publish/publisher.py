@@ -254,7 +254,7 @@ class Publisher:
         for name, verdict in complete.items():
             seen = bookkeeping.fingerprint(saves[name])
             if bookkeeping.is_new(verdict.signal, seen, [place for place in places if place.name == name]):
-                problem = formats.check(folder, saves[name], verdict.signal.rule)
+                problem = self._problem(saves[name], verdict.signal.rule)
                 if problem:
                     all_verdicts[name] = Settling(problem, stuck=True)
                 else:
@@ -273,6 +273,13 @@ class Publisher:
             else:
                 all_verdicts[name] = Settling("it changed after the signal that said it was complete", stuck=True)
         return sorted(pending, key=lambda placed: placed.place.number)
+
+    def _problem(self, save: Snapshot, rule: str) -> str:
+        """What is wrong inside the save; '' also if it cannot be read, which its own try will say."""
+        try:
+            return formats.check(self.session.folder, save, rule)
+        except SaveError:
+            return ""
 
     def _attempt(self, placed: Placed) -> Outcome:
         number = placed.place.number

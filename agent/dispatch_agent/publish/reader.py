@@ -28,7 +28,7 @@ class Published:
 
     order: Order
     record: CommitRecord | None
-    problem: str = ""
+    error: IntegrityError | None = None
 
 
 def published(store: Store, save: str | None = None) -> Iterator[Published]:
@@ -37,9 +37,9 @@ def published(store: Store, save: str | None = None) -> Iterator[Published]:
         try:
             record = listing.read_commit(store, order)
         except KeyMissing:
-            yield Published(order, None, f"{records.commit_key(order)} was listed and is missing")
+            yield Published(order, None, IntegrityError(f"{records.commit_key(order)} was listed and is missing"))
         except IntegrityError as error:
-            yield Published(order, None, str(error))
+            yield Published(order, None, error)
         else:
             if save in (None, record.save):
                 yield Published(order, record)
@@ -48,10 +48,10 @@ def published(store: Store, save: str | None = None) -> Iterator[Published]:
 def newest(store: Store, save: str | None = None) -> CommitRecord:
     """The newest commit. Raises Incomplete if nothing is published, IntegrityError if its record is damaged."""
     for item in published(store, save):
-        if item.record is None:
-            msg = f"the newest commit at {store.url} cannot be read: {item.problem}"
-            raise IntegrityError(msg)
-        return item.record
+        if item.error is not None:
+            raise item.error
+        if item.record is not None:
+            return item.record
     raise nothing(store, save)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dispatch_agent.checkpoint import names
-from dispatch_agent.errors import IntegrityError
+from dispatch_agent.errors import IntegrityError, NewerFormat
 
 FORMAT = 1
 POINTER = "latest.json"
@@ -333,8 +333,12 @@ def _document(data: bytes, key: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         msg = f"{key} holds {type(document).__name__} where an object is expected; it is not ours"
         raise IntegrityError(msg)
-    if document.get("format") != FORMAT or isinstance(document["format"], bool):
-        msg = f"{key} has format {document.get('format')!r}; this version reads {FORMAT}: use a newer dispatch-agent"
+    version = document.get("format")
+    if type(version) is int and version > FORMAT:
+        msg = f"{key} has format {version}, this version of dispatch-agent reads {FORMAT}: use a newer one"
+        raise NewerFormat(msg)
+    if type(version) is not int or version != FORMAT:
+        msg = f"{key} has format {version!r} where {FORMAT} is expected; it is damaged or not ours"
         raise IntegrityError(msg)
     return document
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
-from dispatch_agent.errors import AgentError, IntegrityError, SettingsError
+from dispatch_agent.errors import AgentError, IntegrityError, NewerFormat, SettingsError
 from dispatch_agent.publish import reader, records
 from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import Store
@@ -51,9 +51,16 @@ def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, wor
     part = record.parts[0]
     manifest = reader.manifest_of(store, part)
     final = os.path.join(os.fsencode(target), names.decode_name(record.save))
-    os.makedirs(target, exist_ok=True)
-    with _alone(target):
-        return _bring(store, record, part, manifest, target, final, tick, workers)
+    try:
+        os.makedirs(target, exist_ok=True)
+        with _alone(target):
+            return _bring(store, record, part, manifest, target, final, tick, workers)
+    except OSError as error:
+        msg = (
+            f"cannot restore {record.save} to {target}: {error.strerror} ({os.fsdecode(error.filename or b'')}); "
+            f"what is there of it is taken up again by the next restore"
+        )
+        raise AgentError(msg) from error
 
 
 def _bring(
@@ -76,15 +83,8 @@ def _bring(
             raise SettingsError(msg)
         return Restored(Path(os.fsdecode(final)), record, fresh=False)
     partial = os.path.join(os.fsencode(target), f".{record.order.nonce}.{record.order.ordinal:06d}.partial".encode())
-    try:
-        _fill(store, part, manifest, partial, tick, workers)
-        _finish(manifest, partial, final)
-    except OSError as error:
-        msg = (
-            f"cannot restore {record.save} to {target}: {error.strerror} ({os.fsdecode(error.filename or b'')}); "
-            f"what is there of it is taken up again by the next restore"
-        )
-        raise AgentError(msg) from error
+    _fill(store, part, manifest, partial, tick, workers)
+    _finish(manifest, partial, final)
     return Restored(Path(os.fsdecode(final)), record, fresh=True)
 
 
@@ -122,13 +122,12 @@ def _fetch(store: Store, part: Part, manifest: Manifest, file: ManifestFile, pla
     if _same(place, file):
         tick(file.size)
         return
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, file.mode)
     with os.fdopen(descriptor, "wb", buffering=0) as out:
         for piece in reader.read_file(store, part, manifest.kind, file, tick):
             view = memoryview(piece)
             while view:
                 view = view[out.write(view) :]
-        os.fchmod(descriptor, file.mode)
         os.fsync(descriptor)
 
 
@@ -223,13 +222,16 @@ def restore_newest(
     for item in reader.published(store, save):
         try:
             if item.record is None:
-                raise IntegrityError(item.problem)
+                raise item.error or IntegrityError(records.commit_key(item.order))
             record = item.record
             try:
                 return restore(store, record, target, tick=progress(record.save, record.size), workers=workers)
             except IntegrityError:
                 discard_partial(target, record)
                 raise
+        except NewerFormat:
+            # Not damaged, only beyond this version: an older save in its place would be a silent step back.
+            raise
         except IntegrityError as error:
             last = error
             damaged(records.commit_key(item.order), str(error))

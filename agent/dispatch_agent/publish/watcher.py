@@ -25,7 +25,7 @@ from dispatch_agent.errors import (
     StoreError,
     StoreTooWeak,
 )
-from dispatch_agent.logs import Log
+from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish.publisher import Pass, Publisher
 
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
@@ -127,8 +127,9 @@ def watch(
             tally.under_way = False
             pause, next_look = BACKOFF_FIRST, done.again_in
             _count(tally, done, publisher)
-            _report(log, done)
-            if ending and next_look is None and not publisher.unsure and done.unpublished == done.hopeless:
+            last = ending and next_look is None and not publisher.unsure and done.unpublished == done.hopeless
+            _report(log, done, last=last)
+            if last:
                 return
         except Fenced as fenced:
             tally.fenced = fenced
@@ -192,15 +193,11 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.unsure = publisher.unsure
 
 
-def _report(log: Log, done: Pass) -> None:
+def _report(log: Log, done: Pass, *, last: bool) -> None:
     for save, verdict in done.waiting:
-        log.once(
-            "warning" if verdict.stuck else "debug",
-            f"{save}: {verdict.reason}",
-            "waiting",
-            save=save,
-            reason=verdict.reason,
-        )
+        level: Level = "warning" if verdict.stuck or last else "debug"
+        event = "left incomplete" if last else "waiting"
+        log.once(level, f"{save}: {verdict.reason}", event, save=save, reason=verdict.reason)
 
 
 def _trace(error: Exception) -> str:

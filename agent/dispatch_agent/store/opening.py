@@ -77,6 +77,9 @@ def _refuse_secrets(url: str) -> None:
     """URLs end in logs and process lists, so no password may be in one."""
     parts = urlsplit(url)
     userinfo, at, host = parts.netloc.rpartition("@")
+    if not at and ":" in parts.netloc and "@" in parts.path and not parts.netloc.rpartition(":")[2].isdigit():
+        # A secret may hold a slash, which ends the host for urlsplit; a port is digits.
+        userinfo, host = parts.netloc, parts.path.rpartition("@")[2]
     if ":" in userinfo or (at and parts.scheme in S3):
         msg = (
             f"the destination {parts.scheme}://...@{host} has credentials in it, which logs would show: give them by"
