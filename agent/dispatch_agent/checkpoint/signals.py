@@ -54,7 +54,8 @@ def not_fresh(look: Look, signal: str, signal_ns: int, *, but: Collection[bytes]
                 f"{what} is newer than {signal}, which therefore says nothing about it: if the trainer writes on after "
                 f"{signal}, choose another rule, such as --complete marker"
             )
-            return Settling(reason, stuck=True)
+            # For a while it is what an overwriting save looks like: the old signal stands beside new bytes.
+            return lacking(look, reason)
     return None
 
 

@@ -206,9 +206,10 @@ class Watcher:
         self._once(f"{self._folder} is polled every {self._poll:g} s: {why}")
 
     def _lost(self, message: str) -> None:
+        if self._stopped.is_set():
+            return
         self._once(f"watching {self._folder}: {message}; it is looked at anyway")
-        if not self._stopped.is_set():
-            self._wake()
+        self._wake()
 
     def _once(self, sentence: str) -> None:
         if sentence not in self._heard:
