@@ -14,6 +14,7 @@ The sentence says what failed, the value seen and what to do. The tree:
         SourceChanged              21   it changed or vanished while it was read
         IntegrityError             22   bytes and record disagree, or bytes cannot be read
           NewerFormat              22   a record of a later version of this product
+          NotStored                22   what was just sent is not what stands there: sent again
       CommitError
         Fenced                     30   a newer execution has published
         EpochCollision             31   the same epoch under another attempt
@@ -85,6 +86,12 @@ class IntegrityError(SaveError):
 
 class NewerFormat(IntegrityError):
     """Not damaged, only beyond this version: readers refuse it, and never take an older save for the newest."""
+
+
+class NotStored(IntegrityError):
+    """The store holds other bytes than were sent a moment ago. Nothing names them yet."""
+
+    retryable = True
 
 
 class CommitError(AgentError):

@@ -13,7 +13,7 @@ from dispatch_agent.errors import AgentError
 
 # One code for several classes: a base has that of what is below it, and an epoch out of range is a refusal.
 SHARED = {
-    22: {"IntegrityError", "NewerFormat"},
+    22: {"IntegrityError", "NewerFormat", "NotStored"},
     10: {"StoreError", "StoreUnavailable"},
     20: {"SaveError", "Incomplete"},
     33: {"CommitError", "OutcomeUnknown"},
@@ -67,6 +67,7 @@ def test_nothing_else_is_retryable() -> None:
     assert {kind.__name__ for kind in KINDS if kind.retryable} == {
         "StoreUnavailable",
         "SourceChanged",
+        "NotStored",
         "OutcomeUnknown",
     }
 

@@ -2,6 +2,7 @@
 
     exec/<attempt>/.dispatch/execution.json    job, epoch, attempt, folder id; written once
                              order/<n>         the n-th generation that was complete; written once
+                             already/<n>.<store>  the n-th is what was published before it; written once
                              complete/<save>   our marker; replaced
                              sequence/<n>      numbers that markers have used
                              lock              held by the publisher that does the work
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ __all__ = [
     "Fingerprint",
     "FolderLock",
     "Place",
+    "already",
     "ensure",
     "fingerprint",
     "in_order",
@@ -43,6 +46,7 @@ __all__ = [
     "mark_complete",
     "marker_of",
     "markers",
+    "note_already",
     "place",
     "places",
     "read_execution",
@@ -154,6 +158,28 @@ def place(folder: Path, candidates: Sequence[Candidate]) -> list[Place]:
                 got[name] = mine
             known = places(folder, known)
     return [got[name] for name, _, _ in candidates]
+
+
+def note_already(folder: Path, number: int, store: str) -> None:
+    """Remember that the place holds what its name's last generation at `store` held: nothing is to be published, and a
+    later publisher need not read it to find that out. Raises AgentError if nothing can be written."""
+    where = records.own(folder, "already")
+    records.make_folder(where)
+    records.create(where / _already(number, store), {"store": store})
+
+
+def already(folder: Path, store: str) -> set[int]:
+    """The places that `note_already` was told of for this store. Another store may lack that last generation."""
+    try:
+        names = os.listdir(records.own(folder, "already"))
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    numbers = {int(name.partition(".")[0]) for name in names if name.partition(".")[0].isdecimal()}
+    return {number for number in numbers if _already(number, store) in names}
+
+
+def _already(number: int, store: str) -> str:
+    return f"{number:06d}.{hashlib.sha256(store.encode()).hexdigest()[:12]}"
 
 
 def lock(folder: Path) -> FolderLock:

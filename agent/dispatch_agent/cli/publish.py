@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from dispatch_agent import cluster
-from dispatch_agent.checkpoint import completion, names
+from dispatch_agent.checkpoint import completion, names, scan
 from dispatch_agent.checkpoint import folder as bookkeeping
+from dispatch_agent.checkpoint.save import Complete
 from dispatch_agent.cli import display, options
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
@@ -25,6 +26,7 @@ from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log, to_stream
 from dispatch_agent.publish import oneshot, pointer, reader, watcher
 from dispatch_agent.publish import restore as restoring
+from dispatch_agent.publish.placing import Rule
 from dispatch_agent.publish.records import CommitRecord, key_of
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Abort, Stop, Tally
@@ -190,7 +192,7 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
         raise Incomplete(msg)
     by_word = given["complete"] is None
     starter = _starter({**given, "complete": given["complete"] or "marker"}, identity, rank, path.parent, None, log)
-    if by_word:
+    if by_word and not _marked(path, starter.rule):
         bookkeeping.mark_complete(path)
     outcome = oneshot.publish_one(
         starter, starter.store, path.parent, os.fsencode(path.name), CLOCK, log, epoch=identity.epoch, timeout=timeout
@@ -231,8 +233,7 @@ def latest(save: str | None, as_json: bool, **given: Any) -> None:
     if not as_json:
         click.echo(_shown_name(record))
         return
-    at = pointer.read(store)
-    _print_json({**_as_json(store, record), "pointer": at.commit if at else None})
+    _print_json({**_as_json(store, record), "pointer": _pointed(store)})
 
 
 @publish.command("list")
@@ -409,6 +410,15 @@ def _variables() -> set[str]:
     }
 
 
+def _marked(path: Path, rule: Rule) -> bool:
+    """Whether the save stands marked as it is: to mark it once more would give an old save a new place."""
+    survey = scan.survey(path.parent)
+    return any(
+        save.name == os.fsencode(path.name) and isinstance(rule.judge(save, survey, 0.0), Complete)
+        for save in survey.saves
+    )
+
+
 def _starter(
     given: dict[str, Any], identity: Identity, rank: int, folder: Path, root: Path | None, log: Log
 ) -> Starter:
@@ -506,6 +516,16 @@ def _ignore_signals() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _pointed(store: Store) -> str | None:
+    """The commit that the pointer names: a convenience, so a damaged one is said and keeps nobody from the truth."""
+    try:
+        at = pointer.read(store)
+    except IntegrityError as error:
+        click.echo(f"warning: {error}", err=True)
+        return None
+    return at.commit if at else None
 
 
 def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_agent.errors import Conflict, IntegrityError
+from dispatch_agent.errors import Conflict, NotStored
 from dispatch_agent.publish import records
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.publish.records import CommitRecord
@@ -12,7 +12,7 @@ from dispatch_agent.store.base import KeyMissing, Store
 def check_manifests(store: Store, record: CommitRecord) -> None:
     """Look at every manifest once more, just before the commit.
 
-    Raises IntegrityError (a manifest is not what was verified), StoreError.
+    Raises NotStored (a manifest is not what was verified), StoreError.
     """
     for part in record.parts:
         _check_manifest(store, part.manifest, part.manifest_sha256)
@@ -44,4 +44,4 @@ def _check_manifest(store: Store, key: str, sha256: str) -> None:
         found = "nothing"
     if found != sha256:
         msg = f"manifest {key} at {store.url} should have sha256 {sha256} and has {found}; the save is uploaded again"
-        raise IntegrityError(msg)
+        raise NotStored(msg)

@@ -103,20 +103,18 @@ def _handed_over(store: Store, folder: Path, name: bytes, epoch: int, reason: st
     """Whether the publisher that has the folder has committed the newest generation of the save."""
     wait = _Wait(Incomplete(f"{reason}, and has not committed {names.encode(name)} in time; it goes on with it"), LOOK)
     execution = bookkeeping.read_execution(folder)
-    mine = [place for place in bookkeeping.places(folder) if place.name == name]
+    mine = {place.number for place in bookkeeping.places(folder) if place.name == name}
     if execution is None or not mine:
         return wait
-    by_ordinal = {order.ordinal: order for order in listing.orders(store, epoch)}
-    for place in reversed(mine):
-        order = by_ordinal.get(place.number)
-        record = listing.read_commit(store, order) if order else None
-        if record is None or record.folder != execution.folder_id:
-            continue
-        if place is mine[-1]:
-            return Outcome(record.save, place.number, "published", record)
-        if record.content == _content(folder, name):
-            return Outcome(record.save, mine[-1].number, "already", record)
-        break
+    committed = [listing.read_commit(store, order) for order in listing.orders(store, epoch) if order.ordinal in mine]
+    ours = {record.order.ordinal: record for record in committed if record.folder == execution.folder_id}
+    if not ours:
+        return wait
+    newest = ours[max(ours)]
+    if newest.order.ordinal == max(mine):
+        return Outcome(newest.save, newest.order.ordinal, "published", newest)
+    if newest.content == _content(folder, name):
+        return Outcome(newest.save, max(mine), "already", newest)
     return wait
 
 

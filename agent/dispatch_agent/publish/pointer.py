@@ -15,8 +15,8 @@ from dispatch_agent.store.base import ConditionFailed, KeyMissing, LatestLink, S
 LINK = "latest"
 
 
-def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patience) -> None:
-    """Have the pointer name `record` or a greater commit. `record` must be confirmed to exist.
+def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patience) -> Order:
+    """Have the pointer name `record` or a greater commit; which one it names. `record` must be confirmed to exist.
 
     `known` says that this publisher has seen the pointer: then its absence raises IntegrityError instead of making a
     new one, for whatever deleted it may have hidden a greater one. Raises OutcomeUnknown, StoreError.
@@ -25,9 +25,9 @@ def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patien
     last: Exception | None = None
     for attempt in range(patience.tries):
         try:
-            _step(store, record.order, data, known)
+            named = _step(store, record.order, data, known)
             _link(store)
-            return
+            return named
         except (ConditionFailed, StoreError) as error:
             if isinstance(error, StoreError) and not error.retryable:
                 raise
@@ -49,7 +49,7 @@ def read(store: Store) -> Pointer | None:
         return None
 
 
-def _step(store: Store, order: Order, data: bytes, known: bool) -> None:
+def _step(store: Store, order: Order, data: bytes, known: bool) -> Order:
     """One try, after which the pointer names this commit or a greater one. ConditionFailed: to be tried again."""
     try:
         document = store.read(records.POINTER)
@@ -60,10 +60,14 @@ def _step(store: Store, order: Order, data: bytes, known: bool) -> None:
                 f"rule? a cleaner?). It is not made anew; commits go on. Find what deleted it, then restart"
             )
             raise IntegrityError(msg) from None
-        store.create(records.POINTER, _newest(store, order) or data)
-        return
-    if records.parse_pointer(document.data).order < order:
-        store.replace(records.POINTER, data, document.version)
+        data = _newest(store, order) or data
+        store.create(records.POINTER, data)
+        return records.parse_pointer(data).order
+    named = records.parse_pointer(document.data).order
+    if named >= order:
+        return named
+    store.replace(records.POINTER, data, document.version)
+    return order
 
 
 def _newest(store: Store, order: Order) -> bytes | None:

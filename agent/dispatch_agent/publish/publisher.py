@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from dispatch_agent.checkpoint import folder as bookkeeping
-from dispatch_agent.checkpoint import formats, names, scan
+from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.folder import Place
-from dispatch_agent.checkpoint.save import Complete, Ignored, Settling, Snapshot, Survey, Verdict
+from dispatch_agent.checkpoint.save import Settling
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import CommitError, IntegrityError, OutcomeUnknown, SaveError, SourceChanged
 from dispatch_agent.identity import Identity
@@ -22,20 +22,13 @@ from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish import listing, pointer, publication, upload
 from dispatch_agent.publish.claims import check_fence, claim
 from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.placing import Placer, Rule
 from dispatch_agent.publish.publication import Placed, Previous, Session
 from dispatch_agent.publish.records import CommitRecord, Order
 from dispatch_agent.store.base import KeyMissing, Store
 
 RETRY_FIRST, RETRY_LONGEST = 1.0, 60.0
 """Seconds between two tries at a save that itself is the trouble (unreadable, a link that leaves it)."""
-
-
-class Rule(Protocol):
-    """A completion rule: `quiet` is the seconds since this publisher last saw the save change."""
-
-    def judge(self, save: Snapshot, survey: Survey, quiet: float) -> Verdict:
-        """What the rule says of one save in one look at its folder."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +132,17 @@ class Publisher:
         raise to stop. `points`: the store can replace conditionally, so there is a pointer to move.
         Raises StoreError, IntegrityError."""
         self.session = session
-        self.rule = rule
+        self.placer = Placer(session.folder, rule, session.clock, log)
         self.log = log
         self.progress = progress
         self.points = points
         self._committed: dict[int, Order] = {}
-        self._finished: set[int] = set()
+        self._finished = bookkeeping.already(session.folder, session.store.url)
         self._prepared: dict[int, CommitRecord] = {}
         self._sent: set[int] = set()
         self._retry: dict[int, _Tried] = {}
-        self._quiet: dict[bytes, tuple[Snapshot, float]] = {}
         self._pointer_seen = False
         self._behind: CommitRecord | None = None
-        self._places: list[Place] = []
         self._list_committed()
         if self._committed:
             self._catch_up(self._committed[max(self._committed)])
@@ -174,7 +165,7 @@ class Publisher:
 
     def committed(self, name: bytes) -> Outcome | None:
         """The newest generation of the save, if it is committed already."""
-        place = self._newest().get(name)
+        place = self.placer.newest().get(name)
         if place is None or not self._done(place):
             return None
         return Outcome(names.encode(name), place.number, "already")
@@ -184,24 +175,21 @@ class Publisher:
 
         Raises Fenced, EpochCollision, Conflict, StoreError. What concerns one save alone is in its outcome.
         """
-        survey = scan.survey(self.session.folder)
-        verdicts = {save.name: self._judge(save, survey) for save in survey.saves}
-        self._quiet = {name: seen for name, seen in self._quiet.items() if name in verdicts}
-        pending = self._place(survey, {name: v for name, v in verdicts.items() if only in (None, name)}, verdicts)
+        view = self.placer.view()
+        pending = self.placer.place(view, only, self._done)
         if self._behind is not None:
             self._advance(self._behind)
         outcomes = [self._settle(record) for record in list(self._prepared.values())]
         outcomes += [self._attempt(placed) for placed in pending if self._may_try(placed)]
         left = [placed for placed in pending if not self._done(placed.place)]
-        waiting = self._waiting(survey, verdicts)
+        hopeless = [placed for placed in left if self._retry.get(placed.place.number, _NO_TRY).hopeless]
+        waiting = self.placer.waiting(view, self._done)
         delays = [verdict.again_in for _, verdict in waiting if verdict.again_in is not None]
-        hopeless = [p for p in left if self._retry.get(p.place.number, _NO_TRY).hopeless]
         delays += [self._delay(placed.place) for placed in left if placed not in hopeless]
         return Pass(
-            seen=sum(not isinstance(v, Ignored) for v in verdicts.values())
-            + len(survey.unreadable.keys() - verdicts.keys()),
-            complete=sum(isinstance(verdict, Complete) for verdict in verdicts.values()),
-            stand=sum(self._done(place) for name, place in self._newest().items() if name in verdicts),
+            seen=view.seen,
+            complete=len(view.complete),
+            stand=sum(self._done(place) for name, place in self.placer.newest().items() if name in view.verdicts),
             waiting=waiting,
             outcomes=tuple(outcomes),
             unpublished=tuple(placed.name for placed in left),
@@ -209,84 +197,13 @@ class Publisher:
             again_in=min(delays, default=None),
         )
 
-    def _waiting(self, survey: Survey, verdicts: dict[bytes, Verdict]) -> tuple[tuple[str, Settling], ...]:
-        """What is not finished, and why. Not those that are published as they stand: a tracker file names one save
-        only, and says nothing any more of the ones before it."""
-        newest = self._newest()
-        waiting = [(names.encode(name), Settling(why, stuck=True)) for name, why in survey.unreadable.items()]
-        for save in survey.saves:
-            verdict, place = verdicts[save.name], newest.get(save.name)
-            if not isinstance(verdict, Settling):
-                continue
-            if place and self._done(place) and place.fingerprint == bookkeeping.fingerprint(save):
-                continue
-            waiting.append((names.encode(save.name), verdict))
-        return tuple(waiting)
-
-    def _judge(self, save: Snapshot, survey: Survey) -> Verdict:
-        now = self.session.clock.monotonic()
-        before = self._quiet.get(save.name)
-        since = before[1] if before and not scan.differences(before[0], save) else now
-        self._quiet[save.name] = (save, since)
-        return self.rule.judge(save, survey, now - since)
-
-    def _look(self, name: bytes) -> tuple[Snapshot, Verdict]:
-        survey = scan.survey(self.session.folder)
-        for save in survey.saves:
-            if save.name == name:
-                return save, self._judge(save, survey)
-        msg = f"{names.encode(name)} vanished from {self.session.folder} while it was read"
-        raise SourceChanged(msg)
-
-    def _place(
-        self, survey: Survey, verdicts: dict[bytes, Verdict], all_verdicts: dict[bytes, Verdict]
-    ) -> list[Placed]:
-        """Give every complete generation its ordinal, durably; those not yet published, in order.
-
-        A save that is complete by its rule and yet cannot be (a truncated file, bytes changed after the signal) is
-        put back among the waiting in `all_verdicts`.
-        """
-        folder = self.session.folder
-        saves = {save.name: save for save in survey.saves}
-        places = self._look_up()
-        fresh = []
-        complete = {name: verdict for name, verdict in verdicts.items() if isinstance(verdict, Complete)}
-        for name, verdict in complete.items():
-            seen = bookkeeping.fingerprint(saves[name])
-            if bookkeeping.is_new(verdict.signal, seen, [place for place in places if place.name == name]):
-                problem = self._problem(saves[name], verdict.signal.rule)
-                if problem:
-                    all_verdicts[name] = Settling(problem, stuck=True)
-                else:
-                    fresh.append((name, verdict.signal, seen))
-                    self.log.info("complete", save=names.encode(name), rule=verdict.signal.rule, why=verdict.why)
-        if fresh:
-            bookkeeping.place(folder, fresh)
-        newest = self._newest()
-        pending = []
-        for name in complete:
-            place = newest.get(name)
-            if place is None or self._done(place):
-                continue
-            if place.fingerprint == bookkeeping.fingerprint(saves[name]):
-                pending.append(Placed(place, saves[name]))
-            else:
-                all_verdicts[name] = Settling("it changed after the signal that said it was complete", stuck=True)
-        return sorted(pending, key=lambda placed: placed.place.number)
-
-    def _problem(self, save: Snapshot, rule: str) -> str:
-        """What is wrong inside the save; '' also if it cannot be read, which its own try will say."""
-        try:
-            return formats.check(self.session.folder, save, rule)
-        except SaveError:
-            return ""
-
     def _attempt(self, placed: Placed) -> Outcome:
         number = placed.place.number
         try:
             record = self._prepare(placed)
             if record is None:
                 self._finished.add(number)
+                bookkeeping.note_already(self.session.folder, number, self.session.store.url)
                 self.log.info("already", save=placed.name, ordinal=number)
                 return Outcome(placed.name, number, "already")
             self._publish(record)
@@ -317,7 +234,7 @@ class Publisher:
         size = sum(file.size for file in placed.snapshot.files)
         self.log.info("uploading", save=placed.name, ordinal=placed.place.number, bytes=size)
         tick = self.progress(placed.name, size)
-        return publication.prepare(self.session, placed, self._previous(placed.place), self._look, tick)
+        return publication.prepare(self.session, placed, self._previous(placed.place), self.placer.look, tick)
 
     def _publish(self, record: CommitRecord) -> None:
         number = record.order.ordinal
@@ -360,7 +277,9 @@ class Publisher:
             record = self._behind
         self._behind = None
         try:
-            pointer.advance(self.session.store, record, known=self._pointer_seen, patience=self.session.patience)
+            named = pointer.advance(
+                self.session.store, record, known=self._pointer_seen, patience=self.session.patience
+            )
         except IntegrityError as error:
             self.log.once("error", str(error), "pointer", error=str(error))
         except OutcomeUnknown as error:
@@ -368,10 +287,13 @@ class Publisher:
             self.log.once("warning", record.key, "pointer", error=str(error))
         else:
             self._pointer_seen = True
+            if named.epoch > record.order.epoch:
+                # Frozen between its last look at the fence and its commit: in its place, and not the newest.
+                self.log.warning("superseded", save=record.save, commit=record.key, newer_epoch=str(named.epoch))
 
     def _previous(self, place: Place) -> Previous:
         """The last committed generation of the same name before `place`."""
-        before = {p.number for p in self._look_up() if p.name == place.name and p.number < place.number}
+        before = self.placer.before(place)
         if not before <= self._committed.keys() | self._finished:
             self._list_committed()  # another publisher of this folder may have committed them since we started
         earlier = before & self._committed.keys()
@@ -382,15 +304,6 @@ class Publisher:
         except KeyMissing:
             return Previous()
         return Previous(record.generation, record.content)
-
-    def _look_up(self) -> list[Place]:
-        """The places of the folder. Their records never change, so each is read once."""
-        self._places = bookkeeping.places(self.session.folder, self._places)
-        return self._places
-
-    def _newest(self) -> dict[bytes, Place]:
-        """The place of the newest generation of every name."""
-        return {place.name: place for place in self._look_up()}
 
     def _done(self, place: Place) -> bool:
         return place.number in self._committed or place.number in self._finished

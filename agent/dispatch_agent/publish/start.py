@@ -14,7 +14,8 @@ from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import upload
 from dispatch_agent.publish.once import Patience
-from dispatch_agent.publish.publisher import Publisher, Rule, open_session
+from dispatch_agent.publish.placing import Rule
+from dispatch_agent.publish.publisher import Publisher, open_session
 from dispatch_agent.publish.watcher import StandBy
 from dispatch_agent.settings import PublishSettings
 from dispatch_agent.store.base import Store

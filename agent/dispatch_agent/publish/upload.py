@@ -16,8 +16,7 @@ from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.reading import SourceFile, path_of
 from dispatch_agent.checkpoint.save import Entry, Snapshot
 from dispatch_agent.errors import IntegrityError
-from dispatch_agent.publish import verify
-from dispatch_agent.publish.verify import CHUNK
+from dispatch_agent.publish.verify import CHUNK, read_back
 from dispatch_agent.store.base import Limits, Store, Uploaded
 
 Tick = Callable[[int], None]
@@ -62,8 +61,7 @@ def upload(
             stored = store.upload(key, source)
             source.finish()
         if not stored.verified:
-            for _ in verify.read(store, key, stored, "it is uploaded again", lambda _: check(0)):
-                pass
+            read_back(store, key, stored, lambda _: check(0))
         return stored
 
     return _each(snapshot, send, tick, workers)

@@ -6,12 +6,21 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 from dispatch_agent.checkpoint.manifest import Manifest
-from dispatch_agent.errors import IntegrityError
+from dispatch_agent.errors import IntegrityError, NotStored
 from dispatch_agent.publish import records
 from dispatch_agent.publish.records import Part
 from dispatch_agent.store.base import KeyMissing, Store, Uploaded
 
 CHUNK = 1 << 20
+
+
+def read_back(store: Store, key: str, expected: Uploaded, tick: Callable[[int], None]) -> None:
+    """Read what was just stored. Raises NotStored, StoreError, and what `tick` raises."""
+    try:
+        for _ in read(store, key, expected, "it is uploaded again", tick):
+            pass
+    except IntegrityError as error:
+        raise NotStored(str(error)) from error
 
 
 def read(store: Store, key: str, expected: Uploaded, otherwise: str, tick: Callable[[int], None]) -> Iterator[bytes]:
@@ -39,7 +48,7 @@ def read(store: Store, key: str, expected: Uploaded, otherwise: str, tick: Calla
 
 
 def check_sizes(store: Store, part: Part, manifest: Manifest) -> None:
-    """One listing: exactly the manifest's files are there, with its sizes. Raises IntegrityError, StoreError."""
+    """One listing: exactly the manifest's files are there, with its sizes. Raises NotStored, StoreError."""
     expected = {records.file_key(part, file.path, manifest.kind): file.size for file in manifest.files}
     found = {item.key: item.size for item in store.list(part.prefix)}
     for key, size in expected.items():
@@ -48,8 +57,8 @@ def check_sizes(store: Store, part: Part, manifest: Manifest) -> None:
                 f"{key} at {store.url} should have {size} bytes and has {found.get(key, 'no object')}; "
                 f"the save is uploaded again"
             )
-            raise IntegrityError(msg)
+            raise NotStored(msg)
     surplus = sorted(found.keys() - expected.keys())
     if surplus:
         msg = f"{surplus[0]} at {store.url} is in nobody's manifest; the save is uploaded again"
-        raise IntegrityError(msg)
+        raise NotStored(msg)
