@@ -123,7 +123,7 @@ class _Probe:
         reads, broken = 0, ""
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(overwrite)
-            while not ended.is_set() and not broken:
+            while not broken and not (ended.is_set() and reads):
                 reads += 1
                 broken = self._partial(key, bodies)
             writing.result()
