@@ -23,7 +23,7 @@ from tests.servers import Bucket
 
 from dispatch_agent.errors import Incomplete
 from dispatch_agent.publish import pointer, reader
-from dispatch_agent.publish.records import Order
+from dispatch_agent.publish.keys import Order
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.opening import open_store
 

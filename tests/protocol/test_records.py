@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dispatch_agent.checkpoint import names
 from dispatch_agent.errors import IntegrityError
-from dispatch_agent.publish import records
-from dispatch_agent.publish.records import CommitRecord, Order, Part
+from dispatch_agent.publish import keys, records
+from dispatch_agent.publish.keys import Order
+from dispatch_agent.publish.records import CommitRecord, Part
 
 GREATEST_EPOCH = 18_000_000 * 10**12 + 999_999 * 10**6 + 999_999
 ORDERS = st.builds(
@@ -77,15 +78,15 @@ RECORD = CommitRecord(
 
 @given(ORDERS, ORDERS)
 def test_the_order_of_commits_is_the_byte_order_of_their_keys(one: Order, other: Order) -> None:
-    assert (one < other) == (records.commit_key(one) < records.commit_key(other))
-    assert (one == other) == (records.commit_key(one) == records.commit_key(other))
+    assert (one < other) == (keys.commit_key(one) < keys.commit_key(other))
+    assert (one == other) == (keys.commit_key(one) == keys.commit_key(other))
 
 
 @given(ORDERS)
 def test_a_commit_key_gives_its_order_back_and_a_tombstone_is_no_commit(order: Order) -> None:
-    assert records.parse_commit_key(records.commit_key(order)) == order
-    assert records.parse_commit_key(records.tombstone_key(order)) is None
-    assert records.parse_commit_key(records.tombstone_key(order), records.PRUNED) == order
+    assert keys.parse_commit_key(keys.commit_key(order)) == order
+    assert keys.parse_commit_key(keys.tombstone_key(order)) is None
+    assert keys.parse_commit_key(keys.tombstone_key(order), keys.PRUNED) == order
 
 
 @given(COMMITS)
@@ -111,7 +112,7 @@ def test_a_record_under_the_key_of_another_is_not_believed() -> None:
     """A copied record could otherwise pass an old save off as the newest (I7)."""
     moved = dataclasses.replace(RECORD.order, ordinal=3)
     with pytest.raises(IntegrityError, match="copied or renamed"):
-        records.parse_commit(records.commit_bytes(RECORD), records.commit_key(moved))
+        records.parse_commit(records.commit_bytes(RECORD), keys.commit_key(moved))
 
 
 @pytest.mark.parametrize("field", sorted(json.loads(records.commit_bytes(RECORD))))
@@ -143,7 +144,7 @@ def test_what_is_no_record_of_this_format_is_refused(data: bytes) -> None:
 
 @given(NAMES, NAMES)
 def test_a_key_of_a_save_published_in_place_holds_the_raw_names(save: bytes, file: bytes) -> None:
-    prefix = records.in_place_prefix("1.42.0", names.encode(save))
+    prefix = keys.in_place_prefix("1.42.0", names.encode(save))
     part = Part(0, prefix, "raw", "m", "d", 1, 1)
     key = records.file_key(part, names.encode(file), "folder")
     assert key.encode("utf-8", "surrogateescape") == b"exec/1.42.0/" + save + b"/" + file

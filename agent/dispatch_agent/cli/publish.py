@@ -26,8 +26,9 @@ from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log, to_stream
 from dispatch_agent.publish import oneshot, pointer, reader, watcher
 from dispatch_agent.publish import restore as restoring
+from dispatch_agent.publish.keys import key_of
 from dispatch_agent.publish.placing import Rule
-from dispatch_agent.publish.records import CommitRecord, key_of
+from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Abort, Stop, Tally
 from dispatch_agent.settings import (

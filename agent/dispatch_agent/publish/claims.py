@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreUnavailable
-from dispatch_agent.publish import records
+from dispatch_agent.publish import keys, records
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.store.base import Store
 
@@ -56,9 +56,7 @@ def claim(
 
 def check_fence(store: Store, mine: Claim) -> None:
     """Two listings. Raises Fenced if a newer epoch has a commit, or a later folder publishes for this rank."""
-    newest = max(
-        (e for e in map(records.parse_epoch_folder, store.folders(records.COMMITS)) if e is not None), default=0
-    )
+    newest = max((e for e in map(keys.parse_epoch_folder, store.folders(keys.COMMITS)) if e is not None), default=0)
     if newest > mine.epoch:
         msg = (
             f"epoch {mine.epoch} (attempt {mine.attempt}) is stale: epoch {newest} has published to {store.url}; "
@@ -76,15 +74,15 @@ def check_fence(store: Store, mine: Claim) -> None:
 
 def _claim_epoch(store: Store, epoch: int, attempt: str, weak: bool, patience: Patience) -> None:
     if weak:
-        own = records.weak_attempt_claim_key(epoch, attempt)
+        own = keys.weak_attempt_claim_key(epoch, attempt)
         store.put(own, attempt.encode())
-        for item in store.list(records.claims_prefix(epoch)):
+        for item in store.list(keys.claims_prefix(epoch)):
             name = item.key.rpartition("/")[2]
             if name.startswith("attempt.") and item.key != own:
                 raise _collision(store, epoch, attempt, store.read(item.key).data)
         return
     try:
-        write_once(store, records.attempt_claim_key(epoch), attempt.encode(), patience)
+        write_once(store, keys.attempt_claim_key(epoch), attempt.encode(), patience)
     except Taken as taken:
         raise _collision(store, epoch, attempt, taken.data) from taken
 
@@ -99,13 +97,13 @@ def _collision(store: Store, epoch: int, attempt: str, other: bytes) -> EpochCol
 def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, weak: bool, patience: Patience) -> int:
     while True:
         terms = _terms(store, epoch, rank)
-        for term, keys in terms.items():
-            for key in keys:
+        for term, claims in terms.items():
+            for key in claims:
                 if records.folder_of_claim(store.read(key).data, key) == folder:
                     return term
         term = max(terms, default=0) + 1
         if weak:
-            store.put(records.weak_folder_claim_key(epoch, rank, term, folder), data)
+            store.put(keys.weak_folder_claim_key(epoch, rank, term, folder), data)
             if len(_terms(store, epoch, rank)[term]) > 1:
                 msg = (
                     f"two folders claimed term {term} of rank {rank} in epoch {epoch} at {store.url} at once, and the "
@@ -114,7 +112,7 @@ def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, w
                 raise Conflict(msg)
             return term
         try:
-            write_once(store, records.folder_claim_key(epoch, rank, term), data, patience)
+            write_once(store, keys.folder_claim_key(epoch, rank, term), data, patience)
         except Taken:
             continue
         return term
@@ -122,8 +120,8 @@ def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, w
 
 def _terms(store: Store, epoch: int, rank: int) -> dict[int, list[str]]:
     terms: dict[int, list[str]] = {}
-    for item in store.list(records.claims_prefix(epoch)):
-        parsed = records.parse_folder_claim(item.key.rpartition("/")[2])
+    for item in store.list(keys.claims_prefix(epoch)):
+        parsed = keys.parse_folder_claim(item.key.rpartition("/")[2])
         if parsed and parsed[0] == rank:
             terms.setdefault(parsed[1], []).append(item.key)
     return terms

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dispatch_agent.publish import records
-from dispatch_agent.publish.records import CommitRecord, Order
+from dispatch_agent.publish import keys, records
+from dispatch_agent.publish.keys import Order
+from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.store.base import Store
 
 
 def epochs(store: Store) -> list[int]:
     """Every epoch with a commit, ascending: one delimiter listing, whatever the number of commits."""
-    found = (records.parse_epoch_folder(name) for name in store.folders(records.COMMITS))
+    found = (keys.parse_epoch_folder(name) for name in store.folders(keys.COMMITS))
     return sorted(epoch for epoch in found if epoch is not None)
 
 
-def orders(store: Store, epoch: int, folder: str = records.COMMITS) -> list[Order]:
+def orders(store: Store, epoch: int, folder: str = keys.COMMITS) -> list[Order]:
     """Every commit (or, in `pruned`, tombstone) of one epoch, ascending."""
-    found = (records.parse_commit_key(item.key, folder) for item in store.list(f"{folder}/{epoch:020d}"))
+    found = (keys.parse_commit_key(item.key, folder) for item in store.list(f"{folder}/{epoch:020d}"))
     return sorted(order for order in found if order is not None)
 
 
 def newest_first(store: Store) -> Iterator[Order]:
     """Every commit that is not pruned, the newest first; of two records of one place only the first."""
     for epoch in reversed(epochs(store)):
-        gone = set(orders(store, epoch, records.PRUNED))
+        gone = set(orders(store, epoch, keys.PRUNED))
         seen: set[tuple[int, int, int]] = set()
         for order in reversed(orders(store, epoch)):
             if order not in gone and order.place not in seen:
@@ -34,5 +35,5 @@ def newest_first(store: Store) -> Iterator[Order]:
 
 def read_commit(store: Store, order: Order) -> CommitRecord:
     """Raises KeyMissing, IntegrityError, StoreError."""
-    key = records.commit_key(order)
+    key = keys.commit_key(order)
     return records.parse_commit(store.read(key).data, key)

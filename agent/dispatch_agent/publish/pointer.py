@@ -7,9 +7,10 @@ save; moving it back would. It therefore moves by compare-and-swap alone, and on
 from __future__ import annotations
 
 from dispatch_agent.errors import IntegrityError, OutcomeUnknown, StoreError
-from dispatch_agent.publish import listing, records
+from dispatch_agent.publish import keys, listing, records
+from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience
-from dispatch_agent.publish.records import CommitRecord, Order, Pointer
+from dispatch_agent.publish.records import CommitRecord, Pointer
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, LatestLink, Store
 
 LINK = "latest"
@@ -35,7 +36,7 @@ def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patien
         if attempt + 1 < patience.tries:
             patience.pause(attempt)
     msg = (
-        f"whether {records.POINTER} at {store.url} names {record.key} is unknown after {patience.tries} tries (last "
+        f"whether {keys.POINTER} at {store.url} names {record.key} is unknown after {patience.tries} tries (last "
         f"answer: {last}); the commit itself stands, readers of commits/ are not affected"
     )
     raise OutcomeUnknown(msg) from last
@@ -44,7 +45,7 @@ def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patien
 def read(store: Store) -> Pointer | None:
     """The pointer, or None if there is none. Raises IntegrityError, StoreError."""
     try:
-        return records.parse_pointer(store.read(records.POINTER).data)
+        return records.parse_pointer(store.read(keys.POINTER).data)
     except KeyMissing:
         return None
 
@@ -52,21 +53,21 @@ def read(store: Store) -> Pointer | None:
 def _step(store: Store, order: Order, data: bytes, known: bool) -> Order:
     """One try, after which the pointer names this commit or a greater one. ConditionFailed: to be tried again."""
     try:
-        document = store.read(records.POINTER)
+        document = store.read(keys.POINTER)
     except KeyMissing:
         if known:
             msg = (
-                f"{records.POINTER} at {store.url} has vanished: something deletes objects there (a bucket lifecycle "
+                f"{keys.POINTER} at {store.url} has vanished: something deletes objects there (a bucket lifecycle "
                 f"rule? a cleaner?). It is not made anew; commits go on. Find what deleted it, then restart"
             )
             raise IntegrityError(msg) from None
         data = _newest(store, order) or data
-        store.create(records.POINTER, data)
+        store.create(keys.POINTER, data)
         return records.parse_pointer(data).order
     named = records.parse_pointer(document.data).order
     if named >= order:
         return named
-    store.replace(records.POINTER, data, document.version)
+    store.replace(keys.POINTER, data, document.version)
     return order
 
 
@@ -88,7 +89,7 @@ def _link(store: Store) -> None:
         return
     pointer = read(store)
     while pointer is not None:
-        store.symlink(LINK, records.key_of(pointer.prefix, pointer.names))
+        store.symlink(LINK, keys.key_of(pointer.prefix, pointer.names))
         again = read(store)
         if again == pointer:
             return

@@ -23,11 +23,12 @@ from dispatch_agent.checkpoint.manifest import Manifest
 from dispatch_agent.checkpoint.save import Complete, Snapshot, Verdict
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import Conflict, OutcomeUnknown, SourceChanged, StoreUnavailable
-from dispatch_agent.publish import records, upload
+from dispatch_agent.publish import keys, records, upload
 from dispatch_agent.publish.claims import Claim, check_fence
 from dispatch_agent.publish.commit import check_manifests, commit
+from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience, Taken, write_once
-from dispatch_agent.publish.records import CommitRecord, Order, Part
+from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.publish.verify import check_sizes
 from dispatch_agent.store.base import KeyMissing, Store, Uploaded
 
@@ -93,7 +94,7 @@ def prepare(session: Session, placed: Placed, previous: Previous, look: Look, ti
     check_fence(session.store, session.claim)
     manifests.check_entries(placed.snapshot)
     rank = session.claim.rank
-    prefix = records.part_prefix(
+    prefix = keys.part_prefix(
         session.claim.epoch, session.claim.attempt, placed.name, rank, session.nonce, session.next_try()
     )
     stored = _store(session, placed, prefix, tick)
@@ -158,9 +159,9 @@ def _part(session: Session, placed: Placed, manifest: Manifest, prefix: str) -> 
     data = manifests.canonical(manifest)
     return Part(
         rank=session.claim.rank,
-        prefix=records.in_place_prefix(session.claim.attempt, placed.name) if session.in_place else prefix,
+        prefix=keys.in_place_prefix(session.claim.attempt, placed.name) if session.in_place else prefix,
         names="raw" if session.in_place else "encoded",
-        manifest=records.manifest_key(prefix),
+        manifest=keys.manifest_key(prefix),
         manifest_sha256=records.sha256(data),
         files=len(manifest.files),
         size=sum(file.size for file in manifest.files),

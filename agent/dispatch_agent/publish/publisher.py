@@ -21,10 +21,11 @@ from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish import listing, pointer, publication, upload
 from dispatch_agent.publish.claims import check_fence, claim
+from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.placing import Placer, Rule
 from dispatch_agent.publish.publication import Placed, Previous, Session
-from dispatch_agent.publish.records import CommitRecord, Order
+from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.store.base import KeyMissing, Store
 
 RETRY_FIRST, RETRY_LONGEST = 1.0, 60.0

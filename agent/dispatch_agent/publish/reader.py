@@ -14,9 +14,10 @@ from typing import Literal
 from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
 from dispatch_agent.errors import Incomplete, IntegrityError
-from dispatch_agent.publish import listing, records
+from dispatch_agent.publish import keys, listing, records
 from dispatch_agent.publish import verify as verification
-from dispatch_agent.publish.records import CommitRecord, Order, Part
+from dispatch_agent.publish.keys import Order
+from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import KeyMissing, Store, Uploaded
 
 Tick = Callable[[int], None]
@@ -37,7 +38,7 @@ def published(store: Store, save: str | None = None) -> Iterator[Published]:
         try:
             record = listing.read_commit(store, order)
         except KeyMissing:
-            yield Published(order, None, IntegrityError(f"{records.commit_key(order)} was listed and is missing"))
+            yield Published(order, None, IntegrityError(f"{keys.commit_key(order)} was listed and is missing"))
         except IntegrityError as error:
             yield Published(order, None, error)
         else:

@@ -1,15 +1,4 @@
-"""Every key name and every JSON document at the destination, and the order that stands in the names. Pure.
-
-    claims/<epoch>/attempt.json                     who owns the epoch: the attempt alone
-    claims/<epoch>/<rank>.<term>.json               which folder publishes for a rank
-    data/<epoch>-<attempt>/<save>/<rank>.<nonce>.<try>/…      one part's files, as the framework wrote them
-    data/<epoch>-<attempt>/<save>/<rank>.<nonce>.<try>.json   its manifest
-    commits/<epoch>/<term>.<ordinal>.<nonce>.json   the truth: the greatest name is the newest
-    pruned/<epoch>/<term>.<ordinal>.<nonce>.json    written before a commit's data goes
-    latest.json                                     the pointer, moved only forward
-
-Numbers are zero-padded (epoch 20 digits, rank 5, term 4, ordinal and try 6), so byte order is number order.
-"""
+"""Every JSON document at the destination: strict to read, one byte string to write. Pure."""
 
 from __future__ import annotations
 
@@ -21,34 +10,10 @@ from typing import Any, Literal
 
 from dispatch_agent.checkpoint import names
 from dispatch_agent.errors import IntegrityError, NewerFormat
+from dispatch_agent.publish import keys
+from dispatch_agent.publish.keys import Order
 
 FORMAT = 1
-POINTER = "latest.json"
-COMMITS = "commits"
-PRUNED = "pruned"
-NONCE_DIGITS = 12
-
-_COMMIT_NAME = re.compile(r"^(\d{4})\.(\d{6})\.([0-9a-f]{12})\.json$")
-_FOLDER_CLAIM = re.compile(r"^(\d{5})\.(\d{4})(?:\.([0-9a-f]+))?\.json$")
-_EPOCH_NAME = re.compile(r"^\d{20}$")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Order:
-    """The place of a commit among all: compared as (epoch, term, ordinal), then nonce, which only breaks ties."""
-
-    epoch: int
-    term: int
-    ordinal: int
-    nonce: str
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """What two publishers of one folder have in common for one generation of one save."""
-        return (self.epoch, self.term, self.ordinal)
-
-    def __str__(self) -> str:
-        return f"{self.epoch:020d}/{self.term:04d}.{self.ordinal:06d}.{self.nonce}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +57,7 @@ class CommitRecord:
 
     @property
     def key(self) -> str:
-        return commit_key(self.order)
+        return keys.commit_key(self.order)
 
     @property
     def size(self) -> int:
@@ -117,85 +82,13 @@ class Pointer:
 
     @property
     def commit(self) -> str:
-        return commit_key(self.order)
-
-
-def attempt_claim_key(epoch: int) -> str:
-    return f"claims/{epoch:020d}/attempt.json"
-
-
-def weak_attempt_claim_key(epoch: int, attempt: str) -> str:
-    """On a store that cannot refuse: the attempt's hash in the name, so that two never overwrite each other."""
-    return f"claims/{epoch:020d}/attempt.{sha256(attempt.encode())[:16]}.json"
-
-
-def claims_prefix(epoch: int) -> str:
-    return f"claims/{epoch:020d}"
-
-
-def folder_claim_key(epoch: int, rank: int, term: int) -> str:
-    return f"claims/{epoch:020d}/{rank:05d}.{term:04d}.json"
-
-
-def weak_folder_claim_key(epoch: int, rank: int, term: int, folder: str) -> str:
-    return f"claims/{epoch:020d}/{rank:05d}.{term:04d}.{folder}.json"
-
-
-def parse_folder_claim(name: str) -> tuple[int, int] | None:
-    """(rank, term) of a folder claim's last component; None for anything else."""
-    match = _FOLDER_CLAIM.match(name)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def commit_key(order: Order) -> str:
-    return f"{COMMITS}/{order}.json"
-
-
-def tombstone_key(order: Order) -> str:
-    return f"{PRUNED}/{order}.json"
-
-
-def parse_commit_key(key: str, folder: str = COMMITS) -> Order | None:
-    """The order in a commit's (or tombstone's) key; None for a key that is neither."""
-    head, _, rest = key.partition("/")
-    epoch, _, name = rest.partition("/")
-    match = _COMMIT_NAME.match(name)
-    if head != folder or not match or not _EPOCH_NAME.match(epoch):
-        return None
-    return Order(int(epoch), int(match[1]), int(match[2]), match[3])
-
-
-def parse_epoch_folder(name: str) -> int | None:
-    return int(name) if _EPOCH_NAME.match(name) else None
-
-
-def part_prefix(epoch: int, attempt: str, save: str, rank: int, nonce: str, try_number: int) -> str:
-    return f"data/{epoch:020d}-{attempt}/{save}/{rank:05d}.{nonce}.{try_number:06d}"
-
-
-def manifest_key(prefix: str) -> str:
-    return f"{prefix}.json"
-
-
-def in_place_prefix(attempt: str, save: str) -> str:
-    return f"exec/{attempt}/{save}"
-
-
-def in_place_manifest_key(epoch: int, attempt: str, save: str, rank: int, nonce: str, try_number: int) -> str:
-    return manifest_key(part_prefix(epoch, attempt, save, rank, nonce, try_number))
+        return keys.commit_key(self.order)
 
 
 def file_key(part: Part, path: str, kind: Literal["file", "folder"]) -> str:
     """Where one file of a manifest is. For raw names the key holds the raw bytes, surrogate-escaped."""
     whole = part.prefix if part.names == "raw" and kind == "file" else f"{part.prefix}/{path}"
-    return key_of(whole, part.names)
-
-
-def key_of(path: str, how: Literal["encoded", "raw"]) -> str:
-    """The key that an encoded path stands for: itself, or its raw bytes, surrogate-escaped."""
-    if how == "encoded":
-        return path
-    return "/".join(names.decode(piece).decode("utf-8", "surrogateescape") for piece in path.split("/"))
+    return keys.key_of(whole, part.names)
 
 
 def sha256(data: bytes) -> str:
@@ -258,7 +151,7 @@ def commit_bytes(record: CommitRecord) -> bytes:
 def parse_commit(data: bytes, key: str) -> CommitRecord:
     """Raises IntegrityError: not ours, damaged, of a newer format, or not what its key says."""
     document = _document(data, key)
-    order = parse_commit_key(key)
+    order = keys.parse_commit_key(key)
     if order is None:
         msg = f"{key} is not the key of a commit record; the store holds a key that nobody here writes"
         raise IntegrityError(msg)
@@ -309,18 +202,18 @@ def pointer_bytes(record: CommitRecord) -> bytes:
 
 def parse_pointer(data: bytes) -> Pointer:
     """Raises IntegrityError."""
-    document = _document(data, POINTER)
-    order = parse_commit_key(_text(document, "commit", POINTER))
+    document = _document(data, keys.POINTER)
+    order = keys.parse_commit_key(_text(document, "commit", keys.POINTER))
     if order is None:
-        msg = f"{POINTER} names {document['commit']!r}, which is no commit record"
+        msg = f"{keys.POINTER} names {document['commit']!r}, which is no commit record"
         raise IntegrityError(msg)
     return Pointer(
         order=order,
-        commit_sha256=_text(document, "commit_sha256", POINTER),
-        attempt=_text(document, "attempt", POINTER),
-        save=_name(document, "save", POINTER),
-        prefix=_inside(_text(document, "prefix", POINTER), POINTER),
-        names=_how(document, POINTER),
+        commit_sha256=_text(document, "commit_sha256", keys.POINTER),
+        attempt=_text(document, "attempt", keys.POINTER),
+        save=_name(document, "save", keys.POINTER),
+        prefix=_inside(_text(document, "prefix", keys.POINTER), keys.POINTER),
+        names=_how(document, keys.POINTER),
     )
 
 

@@ -21,7 +21,7 @@ from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
 from dispatch_agent.errors import AgentError, IntegrityError, NewerFormat, SettingsError
-from dispatch_agent.publish import reader, records
+from dispatch_agent.publish import keys, reader
 from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import Store
 
@@ -222,7 +222,7 @@ def restore_newest(
     for item in reader.published(store, save):
         try:
             if item.record is None:
-                raise item.error or IntegrityError(records.commit_key(item.order))
+                raise item.error or IntegrityError(keys.commit_key(item.order))
             record = item.record
             try:
                 return restore(store, record, target, tick=progress(record.save, record.size), workers=workers)
@@ -234,7 +234,7 @@ def restore_newest(
             raise
         except IntegrityError as error:
             last = error
-            damaged(records.commit_key(item.order), str(error))
+            damaged(keys.commit_key(item.order), str(error))
             if not fall_back:
                 raise
     if last is not None:

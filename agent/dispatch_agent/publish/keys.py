@@ -1,0 +1,115 @@
+"""Every key name at the destination, and the order of commits that stands in the names. Pure.
+
+    claims/<epoch>/attempt.json                     who owns the epoch: the attempt alone
+    claims/<epoch>/<rank>.<term>.json               which folder publishes for a rank
+    data/<epoch>-<attempt>/<save>/<rank>.<nonce>.<try>/…      one part's files, as the framework wrote them
+    data/<epoch>-<attempt>/<save>/<rank>.<nonce>.<try>.json   its manifest
+    commits/<epoch>/<term>.<ordinal>.<nonce>.json   the truth: the greatest name is the newest
+    pruned/<epoch>/<term>.<ordinal>.<nonce>.json    written before a commit's data goes
+    latest.json                                     the pointer, moved only forward
+
+Numbers are zero-padded (epoch 20 digits, rank 5, term 4, ordinal and try 6), so byte order is number order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from dispatch_agent.checkpoint import names
+
+POINTER = "latest.json"
+COMMITS = "commits"
+PRUNED = "pruned"
+
+_COMMIT_NAME = re.compile(r"^(\d{4})\.(\d{6})\.([0-9a-f]{12})\.json$")
+_FOLDER_CLAIM = re.compile(r"^(\d{5})\.(\d{4})(?:\.([0-9a-f]+))?\.json$")
+_EPOCH_NAME = re.compile(r"^\d{20}$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Order:
+    """The place of a commit among all: compared as (epoch, term, ordinal), then nonce, which only breaks ties."""
+
+    epoch: int
+    term: int
+    ordinal: int
+    nonce: str
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What two publishers of one folder have in common for one generation of one save."""
+        return (self.epoch, self.term, self.ordinal)
+
+    def __str__(self) -> str:
+        return f"{self.epoch:020d}/{self.term:04d}.{self.ordinal:06d}.{self.nonce}"
+
+
+def attempt_claim_key(epoch: int) -> str:
+    return f"claims/{epoch:020d}/attempt.json"
+
+
+def weak_attempt_claim_key(epoch: int, attempt: str) -> str:
+    """On a store that cannot refuse: the attempt's hash in the name, so that two never overwrite each other."""
+    return f"claims/{epoch:020d}/attempt.{hashlib.sha256(attempt.encode()).hexdigest()[:16]}.json"
+
+
+def claims_prefix(epoch: int) -> str:
+    return f"claims/{epoch:020d}"
+
+
+def folder_claim_key(epoch: int, rank: int, term: int) -> str:
+    return f"claims/{epoch:020d}/{rank:05d}.{term:04d}.json"
+
+
+def weak_folder_claim_key(epoch: int, rank: int, term: int, folder: str) -> str:
+    return f"claims/{epoch:020d}/{rank:05d}.{term:04d}.{folder}.json"
+
+
+def parse_folder_claim(name: str) -> tuple[int, int] | None:
+    """(rank, term) of a folder claim's last component; None for anything else."""
+    match = _FOLDER_CLAIM.match(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def commit_key(order: Order) -> str:
+    return f"{COMMITS}/{order}.json"
+
+
+def tombstone_key(order: Order) -> str:
+    return f"{PRUNED}/{order}.json"
+
+
+def parse_commit_key(key: str, folder: str = COMMITS) -> Order | None:
+    """The order in a commit's (or tombstone's) key; None for a key that is neither."""
+    head, _, rest = key.partition("/")
+    epoch, _, name = rest.partition("/")
+    match = _COMMIT_NAME.match(name)
+    if head != folder or not match or not _EPOCH_NAME.match(epoch):
+        return None
+    return Order(int(epoch), int(match[1]), int(match[2]), match[3])
+
+
+def parse_epoch_folder(name: str) -> int | None:
+    return int(name) if _EPOCH_NAME.match(name) else None
+
+
+def part_prefix(epoch: int, attempt: str, save: str, rank: int, nonce: str, try_number: int) -> str:
+    return f"data/{epoch:020d}-{attempt}/{save}/{rank:05d}.{nonce}.{try_number:06d}"
+
+
+def manifest_key(prefix: str) -> str:
+    return f"{prefix}.json"
+
+
+def in_place_prefix(attempt: str, save: str) -> str:
+    return f"exec/{attempt}/{save}"
+
+
+def key_of(path: str, how: Literal["encoded", "raw"]) -> str:
+    """The key that an encoded path stands for: itself, or its raw bytes, surrogate-escaped."""
+    if how == "encoded":
+        return path
+    return "/".join(names.decode(piece).decode("utf-8", "surrogateescape") for piece in path.split("/"))
