@@ -375,7 +375,7 @@ def test_a_save_that_changes_after_its_mark_waits_for_the_next_one(job: Job) -> 
     future = time.time_ns() + 2_000_000_000
     (save / "weights.bin").write_bytes(b"changed")
     os.utime(save / "weights.bin", ns=(future, future))
-    with job.watch() as watch:
+    with job.watch("--log-level", "debug") as watch:
         watch.says("waiting save=step-1")
         assert job.commits() == []
         job.run("complete", save).passes()

@@ -203,6 +203,7 @@ def one_shot(job: Job, timeout: float) -> Exception | None:
             Log(job.bench.lines.append, job.bench.clock),
             epoch=job.execution.epoch,
             timeout=timeout,
+            stood=True,
         )
     except (OutcomeUnknown, StoreUnavailable) as error:
         return error

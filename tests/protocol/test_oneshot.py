@@ -36,6 +36,7 @@ def once(bench: Bench, execution: Execution, name: str) -> Outcome:
         log,
         epoch=execution.epoch,
         timeout=60.0,
+        stood=True,
     )
 
 

@@ -134,7 +134,10 @@ def _make_durable(path: Path) -> int:
         except OSError as error:
             if error.errno in {errno.EINVAL, errno.EOPNOTSUPP}:
                 continue  # a filesystem that syncs no folders
-            msg = f"{shown(os.fsencode(part))} cannot be made durable, so its save is not marked: {error.strerror}"
+            hint = f" (we are UID {os.geteuid()}: run as the UID that wrote it)" if error.errno == errno.EACCES else ""
+            msg = (
+                f"{shown(os.fsencode(part))} cannot be made durable, so its save is not marked: {error.strerror}{hint}"
+            )
             raise IntegrityError(msg) from error
     records.sync(path.parent)
     return newest

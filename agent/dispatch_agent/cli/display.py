@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -12,6 +13,11 @@ from dispatch_agent.clock import Clock
 
 REFRESH = 0.2
 """Seconds between two updates of a progress line."""
+
+
+def print_json(value: object) -> None:
+    """For programs."""
+    click.echo(json.dumps(value, indent=2))
 
 
 def size(count: int) -> str:

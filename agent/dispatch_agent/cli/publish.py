@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import secrets
@@ -19,37 +18,27 @@ from dispatch_agent import cluster
 from dispatch_agent.checkpoint import completion, names, scan
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint.save import Complete
-from dispatch_agent.cli import display, options
-from dispatch_agent.clock import SystemClock
-from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
+from dispatch_agent.cli import display, options, reading
+from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
+from dispatch_agent.errors import Incomplete, SettingsError
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log, to_stream
-from dispatch_agent.publish import oneshot, pointer, reader, watcher
-from dispatch_agent.publish import restore as restoring
-from dispatch_agent.publish.keys import key_of
+from dispatch_agent.publish import oneshot, watcher
 from dispatch_agent.publish.placing import Rule
-from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Abort, Stop, Tally
 from dispatch_agent.settings import (
     PublishSettings,
     check_ranks,
-    checkpoint_root,
-    destination,
     execution_folder,
-    resume_folder,
     unknown_variables,
 )
 from dispatch_agent.store.base import Store
-from dispatch_agent.store.capabilities import require
-from dispatch_agent.store.opening import open_store
 from dispatch_agent.store.posix import PosixStore
-from dispatch_agent.store.probe import probe as probe_store
 
 if TYPE_CHECKING:
     from dispatch_agent.checkpoint.watch import Watcher
 
-CLOCK = SystemClock()
 Events = Literal["auto", "events", "polling"]
 
 
@@ -193,13 +182,22 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
         raise Incomplete(msg)
     by_word = given["complete"] is None
     starter = _starter({**given, "complete": given["complete"] or "marker"}, identity, rank, path.parent, None, log)
-    if by_word and not _marked(path, starter.rule):
+    stood = _marked(path, starter.rule)
+    if by_word and not stood:
         bookkeeping.mark_complete(path)
     outcome = oneshot.publish_one(
-        starter, starter.store, path.parent, os.fsencode(path.name), CLOCK, log, epoch=identity.epoch, timeout=timeout
+        starter,
+        starter.store,
+        path.parent,
+        os.fsencode(path.name),
+        CLOCK,
+        log,
+        epoch=identity.epoch,
+        timeout=timeout,
+        stood=stood,
     )
     if as_json:
-        _print_json(
+        display.print_json(
             {
                 "save": outcome.save,
                 "ordinal": outcome.ordinal,
@@ -223,171 +221,6 @@ def complete(path: Path, token: str) -> None:
     click.echo(f"complete: {names.shown(marker.name)} (number {marker.sequence})")
 
 
-@publish.command()
-@options.destination
-@options.save_name
-@options.as_json
-def latest(save: str | None, as_json: bool, **given: Any) -> None:
-    """Print the newest published save: by the commit records, which are the truth, not by the pointer."""
-    store = _store_to_read(given)
-    record = reader.newest(store, _encoded(save))
-    if not as_json:
-        click.echo(_shown_name(record))
-        return
-    _print_json({**_as_json(store, record), "pointer": _pointed(store)})
-
-
-@publish.command("list")
-@options.destination
-@options.save_name
-@options.as_json
-def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
-    """List every published save, the oldest first; the last line is the newest."""
-    store = _store_to_read(given)
-    items = list(reader.published(store, _encoded(save)))[::-1]
-    for item in items:
-        if item.record is None:
-            click.echo(f"unreadable: {item.error}", err=True)
-    found = [item.record for item in items if item.record is not None]
-    if as_json:
-        _print_json([_as_json(store, record) for record in found])
-    elif found:
-        rows = [
-            [
-                str(r.order.epoch),
-                f"{r.order.term}.{r.order.ordinal}",
-                display.shortened(_shown_name(r)),
-                str(r.generation),
-                str(r.files),
-                display.size(r.size),
-                r.attempt,
-                r.committed_at[:19] + "Z",
-            ]
-            for r in found
-        ]
-        click.echo(display.table(rows, ["EPOCH", "PLACE", "SAVE", "GEN", "FILES", "SIZE", "ATTEMPT", "COMMITTED"]))
-    if len(found) != len(items):
-        msg = f"{len(items) - len(found)} commit record(s) at {store.url} cannot be read; see above"
-        raise IntegrityError(msg)
-
-
-@publish.command()
-@click.argument("target", required=False, type=click.Path(file_okay=False, path_type=Path))
-@options.root
-@options.destination
-@options.save_name
-@options.option(
-    "--fall-back/--no-fall-back",
-    default=True,
-    show_default=True,
-    help="Whether to take the save before when the newest is damaged.",
-)
-@options.option("--if-any", is_flag=True, help="Nothing published is success: the first execution starts from nothing.")
-@options.workers
-@options.as_json
-def restore(
-    target: Path | None,
-    root: Path | None,
-    save: str | None,
-    fall_back: bool,
-    if_any: bool,
-    workers: int,
-    as_json: bool,
-    **given: Any,
-) -> None:
-    """Bring the newest intact save to TARGET/<its name> (default: ROOT/resume/<DISPATCH_ATTEMPT>/), byte for byte.
-
-    Every byte is verified. What stands there already is never replaced. Killed half-way, it goes on where it was.
-    """
-    store = _store_to_read(given)
-    if target is None:
-        checkpoint_root(root)
-        target = resume_folder(root, cluster.read_identity(os.environ).attempt)
-    try:
-        got = restoring.restore_newest(
-            store,
-            target,
-            save=_encoded(save),
-            fall_back=fall_back,
-            progress=display.progress("restoring", CLOCK),
-            damaged=lambda key, why: click.echo(f"damaged: {key}: {why}", err=True),
-            workers=workers,
-        )
-    except Incomplete as nothing:
-        if not if_any:
-            raise
-        if as_json:
-            _print_json({"path": None})
-        else:
-            click.echo(f"nothing to restore: {nothing}", err=True)
-        return
-    if as_json:
-        _print_json({**_as_json(store, got.record), "path": str(got.path), "fresh": got.fresh})
-    else:
-        click.echo(str(got.path))
-
-
-@publish.command()
-@options.destination
-@options.save_name
-@options.option("--all", "everything", is_flag=True, help="Every published save, not only the newest.")
-@options.workers
-@options.as_json
-def verify(save: str | None, everything: bool, workers: int, as_json: bool, **given: Any) -> None:
-    """Read what is published back and compare every byte with its sha256. Exit 22 if anything is damaged."""
-    store = _store_to_read(given)
-    if everything:
-        items = list(reader.published(store, _encoded(save)))
-        if not items:  # a mistyped destination must not pass for an intact one
-            raise reader.nothing(store, _encoded(save))
-    else:
-        record = reader.newest(store, _encoded(save))
-        items = [reader.Published(record.order, record)]
-    results = [(str(item.order), *_verified(store, item, workers)) for item in items]
-    if as_json:
-        _print_json([{"order": order, "save": name, "problem": problem or None} for order, name, problem in results])
-    else:
-        for order, name, problem in results:
-            click.echo(f"{'DAMAGED' if problem else 'intact '}  {order}  {name}  {problem}".rstrip())
-    damaged = [name or order for order, name, problem in results if problem]
-    if damaged:
-        msg = f"{len(damaged)} of {len(results)} published saves at {store.url} are damaged: {damaged[0]}"
-        raise IntegrityError(msg)
-
-
-@publish.command()
-@click.argument("url", required=False)
-@options.destination
-@options.option("--accept-weak-store", is_flag=True, help="Exit 0 though the store cannot refuse a lost race.")
-@options.as_json
-def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any) -> None:
-    """Prove what the destination can do, on scratch keys of its own: in turn, then with racing writers. Exit 12 if it
-    cannot refuse a lost race."""
-    if url:
-        given["dest"] = url
-    store = _store_to_read(given)
-    found = probe_store(store)
-    rows = {
-        "conditional create": found.conditional_create,
-        "conditional replace": found.conditional_replace,
-        "atomic visibility": found.atomic_visibility,
-        "list after write": found.list_after_write,
-        "checksums": found.checksums,
-    }
-    if as_json:
-        supports = {name: {"value": s.value, "source": s.source, "reason": s.reason} for name, s in rows.items()}
-        _print_json({"store": store.url, "supports": supports, "checksum": found.checksum, "saw": list(found.saw)})
-    else:
-        click.echo(store.url)
-        click.echo(
-            display.table(
-                [[n, s.value, s.source, s.reason] for n, s in rows.items()],
-                ["CAPABILITY", "SUPPORT", "SOURCE", "REASON"],
-            )
-        )
-    require(found, accept_weak=accept_weak_store)
-
-
 def _who(given: dict[str, Any]) -> tuple[Identity, int, bool, Log]:
     """The identity, the rank, whether this rank stands by, and a log that carries them."""
     identity = cluster.read_identity(os.environ)
@@ -395,20 +228,10 @@ def _who(given: dict[str, Any]) -> tuple[Identity, int, bool, Log]:
     log = Log(to_stream(sys.stderr), CLOCK, given["log_format"], given["log_level"]).bind(
         epoch=str(identity.epoch), attempt=identity.attempt, rank=rank
     )
-    for sentence in unknown_variables(os.environ, _variables()):
+    for sentence in unknown_variables(os.environ, known_variables()):
         log.warning("settings", reason=sentence)
     role = check_ranks(rank, cluster.read_nodes(os.environ), given["shared_volume"])
     return identity, rank, role == "stand by", log
-
-
-def _variables() -> set[str]:
-    """Every variable that an option of any `publish` command reads."""
-    return {
-        str(parameter.envvar)
-        for command in publish.commands.values()
-        for parameter in command.params
-        if parameter.envvar
-    }
 
 
 def _marked(path: Path, rule: Rule) -> bool:
@@ -432,7 +255,7 @@ def _starter(
         workers=given["workers"],
     )
     rule = completion.parse_rule(settings.complete, expect_ranks=settings.expect_ranks, settle=settings.settle)
-    store = _store(given)
+    store = open_destination(given)
     if settings.in_place:
         _check_in_place(store, folder, root)
     elif isinstance(store, PosixStore) and Path(store.url).resolve().is_relative_to(folder.resolve()):
@@ -467,13 +290,6 @@ def _wakes(folder: Path, stop: Stop, events: Events, rescan: float, log: Log) ->
     return Watcher(folder, stop.wake.set, mode=events, clock=CLOCK, poll=rescan, said=said)
 
 
-def _store_to_read(given: dict[str, Any]) -> Store:
-    """For commands that write no log: what a log would say of the variables is said before anything else."""
-    for sentence in unknown_variables(os.environ, _variables()):
-        click.echo(f"warning: {sentence}", err=True)
-    return _store(given)
-
-
 def _check_in_place(store: Store, folder: Path, root: Path | None) -> None:
     """The store's root must be the checkpoint root: a commit names files by their place below it."""
     expected = root or folder.parent.parent
@@ -483,17 +299,6 @@ def _check_in_place(store: Store, folder: Path, root: Path | None) -> None:
     if folder.resolve().parent != (expected / "exec").resolve():
         msg = f"--in-place: {folder} is not directly below {expected / 'exec'}"
         raise SettingsError(msg)
-
-
-def _store(given: dict[str, Any]) -> Store:
-    storage: dict[str, object] = {}
-    for pair in given.get("storage_options") or ():
-        key, mark, value = pair.partition("=")
-        if not mark or not key:
-            msg = f"--storage-option {pair!r}: give KEY=VALUE"
-            raise SettingsError(msg)
-        storage[key] = value
-    return open_store(destination(given.get("dest"), os.environ), storage or None)
 
 
 def _on_signals(stop: Stop, drain_timeout: float) -> None:
@@ -519,56 +324,5 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _pointed(store: Store) -> str | None:
-    """The commit that the pointer names: a convenience, so a damaged one is said and keeps nobody from the truth."""
-    try:
-        at = pointer.read(store)
-    except IntegrityError as error:
-        click.echo(f"warning: {error}", err=True)
-        return None
-    return at.commit if at else None
-
-
-def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, str]:
-    if item.record is None:
-        return "", str(item.error)
-    name = _shown_name(item.record)
-    tick = display.progress("verifying", CLOCK)(name, item.record.size)
-    try:
-        reader.verify(store, item.record, tick=tick, workers=workers)
-    except IntegrityError as error:
-        return name, str(error)
-    return name, ""
-
-
-def _encoded(save: str | None) -> str | None:
-    return None if save is None else names.encode(os.fsencode(save))
-
-
-def _shown_name(record: CommitRecord) -> str:
-    return names.shown(names.decode_name(record.save))
-
-
-def _as_json(store: Store, record: CommitRecord) -> dict[str, Any]:
-    """A commit for programs. An epoch is a decimal string: it may not fit a JSON number."""
-    return {
-        "save": record.save,
-        "epoch": str(record.order.epoch),
-        "attempt": record.attempt,
-        "term": record.order.term,
-        "ordinal": record.order.ordinal,
-        "generation": record.generation,
-        "kind": record.kind,
-        "files": record.files,
-        "size": record.size,
-        "commit": record.key,
-        "data": [f"{store.url}/{key_of(part.prefix, part.names)}" for part in record.parts],
-        "job": record.job,
-        "rule": record.rule,
-        "committed_at": record.committed_at,
-        "publisher": record.publisher,
-    }
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
+for command in (reading.latest, reading.list_commits, reading.restore, reading.verify, reading.probe):
+    publish.add_command(command)

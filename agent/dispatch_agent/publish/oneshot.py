@@ -40,8 +40,10 @@ def publish_one(
     *,
     epoch: int,
     timeout: float,
+    stood: bool,
 ) -> Outcome:
-    """Publish the save `name` in `folder` and say what became of it: published, or already.
+    """Publish the save `name` in `folder` and say what became of it: published, or already. `stood`: it was said to be
+    complete before this command, so that somebody may have published it.
 
     If another publisher has the folder, wait for its commit. Raises Incomplete (not complete by the rule, or not
     committed within `timeout` seconds), the error of the last try, and what `start` raises.
@@ -54,7 +56,8 @@ def publish_one(
             publisher = publisher or start()
             step = _outcome(publisher, publisher.run(only=name), name)
         except StandBy as reason:
-            step = _handed_over(store, folder, name, epoch, str(reason))
+            step = _handed_over(store, folder, name, epoch, str(reason), stood=stood)
+            stood = False
         except AgentError as error:
             if not error.retryable:
                 raise _certain(error, publisher) from error.__cause__
@@ -99,7 +102,7 @@ def _outcome(publisher: Publisher, done: Pass, name: bytes) -> Outcome | _Wait:
     return committed
 
 
-def _handed_over(store: Store, folder: Path, name: bytes, epoch: int, reason: str) -> Outcome | _Wait:
+def _handed_over(store: Store, folder: Path, name: bytes, epoch: int, reason: str, *, stood: bool) -> Outcome | _Wait:
     """Whether the publisher that has the folder has committed the newest generation of the save."""
     wait = _Wait(Incomplete(f"{reason}, and has not committed {names.encode(name)} in time; it goes on with it"), LOOK)
     execution = bookkeeping.read_execution(folder)
@@ -112,7 +115,7 @@ def _handed_over(store: Store, folder: Path, name: bytes, epoch: int, reason: st
         return wait
     newest = ours[max(ours)]
     if newest.order.ordinal == max(mine):
-        return Outcome(newest.save, newest.order.ordinal, "published", newest)
+        return Outcome(newest.save, newest.order.ordinal, "already" if stood else "published", newest)
     if newest.content == _content(folder, name):
         return Outcome(newest.save, max(mine), "already", newest)
     return wait
