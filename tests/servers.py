@@ -80,6 +80,9 @@ class Bucket:
             region_name="us-east-1",
             config=Config(
                 s3={"addressing_style": "path"},
+                connect_timeout=5,
+                read_timeout=20,
+                retries={"total_max_attempts": 4},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),

@@ -14,7 +14,7 @@ from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile, ManifestFolder, ManifestLink
 from dispatch_agent.checkpoint.names import encode
 from dispatch_agent.checkpoint.save import Entry, Snapshot
-from dispatch_agent.errors import IntegrityError
+from dispatch_agent.errors import IntegrityError, NewerFormat
 
 SHA = "ab" * 32
 COMPONENT = st.binary(min_size=1, max_size=12).filter(
@@ -182,7 +182,7 @@ def test_what_is_not_exactly_a_manifest_is_refused(data: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_with_what_to_do() -> None:
-    with pytest.raises(IntegrityError, match=r"format 2, and this version .* use a newer one"):
+    with pytest.raises(NewerFormat, match=r"format 2, this version .* reads 1: use a newer one"):
         manifests.parse(document(format=2))
 
 

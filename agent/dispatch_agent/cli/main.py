@@ -51,9 +51,9 @@ def exec_command(command: tuple[str, ...]) -> None:
 
     Does what prologue.sh does. Refuses with 125, and says why, where the counters give no valid identity.
 
-    With PUBLISH_ROOT set it also marks that this rank has started, and refuses a second start under the same identity (a
-    container restarted in place). `exec --allow-rank-restart -- CMD`, or AGENT_ALLOW_RANK_RESTART=1, accepts that and says
-    that the identity is weakened.
+    With PUBLISH_ROOT set it also marks that this rank has started, and refuses a second start under the same
+    identity (a container restarted in place). `exec --allow-rank-restart -- CMD`, or AGENT_ALLOW_RANK_RESTART=1,
+    accepts that and says that the identity is weakened.
     """
     raise AssertionError(command)  # __main__ sends `exec` to the entry agent; only its --help comes here
 
