@@ -16,7 +16,7 @@ dispatch_epoch_is_valid() { # EPOCH
 
 dispatch_identify() { # EPOCH ATTEMPT
   dispatch_epoch_is_valid "$1" ||
-    dispatch_refuse "epoch or epoch prefix missing or not a number within its bounds: the epoch is $1; it is a generation from 0 to 18000000, a submission from 1 to 999999 and a restart count from 0 to 999999, without leading zeros"
+    dispatch_refuse "epoch or epoch prefix missing or not a number within its bounds: the epoch is $1; it is a generation from 0 to 18000000, a submission from 1 to 999999 and a restart count from 0 to 999999, joined, the last two of six digits: 1000000 is submission 1, restart 0"
   case ${#2}/$2 in
   */ | */[._-]* | */*[!0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-]* | [23456789]??/* | ????*/*)
     dispatch_refuse "attempt or token prefix missing or not a folder name: the attempt is $2; use letters, digits, dot, dash and underscore, a letter or digit first, 199 at most" ;;

@@ -33,8 +33,8 @@ def resume_path() -> Path | None:
     Reads PUBLISH_ROOT and DISPATCH_ATTEMPT. Raises SettingsError if either is not set, or several saves stand there.
     """
     folder = _root() / "resume" / _attempt()
-    ours = (".partial", ".restore.lock")
-    saves = sorted(path for path in folder.glob("*") if not path.name.endswith(ours)) if folder.is_dir() else []
+    found = sorted(folder.glob("*")) if folder.is_dir() else []
+    saves = [path for path in found if not (path.name.startswith(".") and path.name.endswith((".partial", ".lock")))]
     if len(saves) > 1:
         msg = f"{folder} holds {len(saves)} saves ({saves[0].name}, {saves[1].name}, …): leave the one to resume from"
         raise SettingsError(msg)

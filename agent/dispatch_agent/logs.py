@@ -95,10 +95,12 @@ class Log:
         self.write(line)
 
 
-def to_stream(stream: TextIO) -> Callable[[str], None]:
+def to_stream(stream: TextIO | None) -> Callable[[str], None]:
     """A `write` for Log: whole lines, and a reader that went away is no reason to stop publishing."""
 
     def write(line: str) -> None:
+        if stream is None:  # closed before we started
+            return
         try:
             stream.write(line + "\n")
             stream.flush()

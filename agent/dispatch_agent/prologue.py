@@ -130,8 +130,8 @@ def _check_epoch(epoch: bytes) -> None:
             return
     raise Refusal(
         b"epoch or epoch prefix missing or not a number within its bounds: the epoch is %b; it is a generation "
-        b"from 0 to 18000000, a submission from 1 to 999999 and a restart count from 0 to 999999, without leading zeros"
-        % epoch
+        b"from 0 to 18000000, a submission from 1 to 999999 and a restart count from 0 to 999999, joined, the last two "
+        b"of six digits: 1000000 is submission 1, restart 0" % epoch
     )
 
 

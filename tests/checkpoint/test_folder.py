@@ -145,7 +145,7 @@ def test_a_publisher_killed_at_any_moment_leaves_whole_records(
 def test_only_one_holds_the_lock_until_it_is_given_back_or_its_holder_dies(
     exec_folder: Path, environment: dict[str, str]
 ) -> None:
-    first, second = own.lock(exec_folder), own.lock(exec_folder)
+    first, second = own.lock(exec_folder, "store"), own.lock(exec_folder, "store")
     assert first.acquire()
     assert first.acquire()
     assert not second.acquire()
@@ -154,7 +154,7 @@ def test_only_one_holds_the_lock_until_it_is_given_back_or_its_holder_dies(
         assert second.held
     program = (
         "import sys,time; from pathlib import Path; from dispatch_agent.checkpoint import folder as f\n"
-        "l = f.lock(Path(sys.argv[1])); print(l.acquire(), flush=True); time.sleep(60)"
+        'l = f.lock(Path(sys.argv[1]), "store"); print(l.acquire(), flush=True); time.sleep(60)'
     )
     child = subprocess.Popen(
         [sys.executable, "-c", program, str(exec_folder)], env=environment, stdout=subprocess.PIPE, text=True
@@ -175,7 +175,7 @@ def test_a_filesystem_without_locks_does_not_stop_a_publisher(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with own.lock(exec_folder) as lock:
+    with own.lock(exec_folder, "store") as lock:
         assert lock.held
 
 

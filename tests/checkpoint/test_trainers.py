@@ -158,7 +158,7 @@ sys.path.insert(0, os.path.dirname(script))
 import trainer
 chance = random.Random(os.path.basename(script))
 for kill in range(kills):
-    folder = os.path.join(top, f"kill-{kill}", "exec")
+    folder = os.path.join(top, f"kill-{kill}", "exec", "a")
     child = os.fork()
     if not child:
         sys.argv = [script, folder, "--pace", "0.001", "--saves", "6", "--log", log]
@@ -182,7 +182,7 @@ def test_no_partial_save_of_a_trainer_killed_at_any_moment_is_ever_complete(
     found = 0
     for kill in range(KILLS):
         # Long after, as a publisher that starts on what the trainer left: everything is as quiet as it can be.
-        folder = tmp_path / f"kill-{kill}" / "exec"
+        folder = tmp_path / f"kill-{kill}" / "exec" / "a"
         follower = Follower(folder, log, rule, ranks, settle=0.0)
         follower.look()
         time.sleep(0.002)

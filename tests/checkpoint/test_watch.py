@@ -129,7 +129,7 @@ def test_our_own_looking_reading_and_placing_wake_nobody(
         with SourceFile(path_of(exec_folder, look.saves[0], look.saves[0].root), look.saves[0].root) as source:
             source.read(100)
         own.place(exec_folder, [(b"e.ckpt", Signal("x", str(n), 1), own.fingerprint(look.saves[0]))])
-        with own.lock(exec_folder):
+        with own.lock(exec_folder, "store"):
             pass
     assert not woken.within(0.7)
     assert woken.count - before <= 2  # `.dispatch` itself may have been touched; never once per act

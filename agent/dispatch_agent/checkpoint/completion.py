@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from dispatch_agent.checkpoint.generations import fingerprint
 from dispatch_agent.checkpoint.names import is_temporary, shown
 from dispatch_agent.checkpoint.presets import PRESETS, recognise
 from dispatch_agent.checkpoint.save import Complete, Ignored, Settling, Signal, Snapshot, Survey, Verdict
@@ -96,7 +97,16 @@ def parse_rule(text: str, *, expect_ranks: int | None = None, settle: float | No
             raise SettingsError(msg)
         make, default = _WITH_NAME[name]
         return Rule(text, make(os.fsencode(argument)), default if settle is None else settle, expect_ranks)
-    known = ", ".join(["auto", "marker", "rename", *(f"{n}:<...>" for n in ("settle", *_WITH_NAME)), *PRESETS])
+    known = ", ".join(
+        [
+            "auto",
+            "marker",
+            "rename",
+            "settle:<seconds>",
+            *(f"{n}:<name>" for n in _WITH_NAME),
+            *(n for n, p in PRESETS.items() if p.decide),
+        ]
+    )
     msg = f"--complete {text!r} is no completion rule: expected one of {known}"
     raise SettingsError(msg)
 
@@ -108,6 +118,8 @@ def own_marker(look: Look) -> Verdict | None:
         return None
     if stale := not_fresh(look, "its completion marker", marker.mtime_ns):
         return stale
+    if marker.content and marker.content != fingerprint(look.save).digest:
+        return lacking(look, "it is not what it was when `publish complete` was called for it")
     # The time too: whoever deletes .dispatch/ makes the numbers start again.
     mark = f"{marker.sequence}.{marker.mtime_ns}"
     signal = Signal("marker", mark, look.save.newest_ns, marker.sequence, marker.token)
@@ -146,7 +158,7 @@ def _named_marker(name: bytes) -> Decide:
         if marker is None or marker.kind != "file":
             return lacking(look, f"it has no {shown(name)}, inside or as {shown(save.name + name)} beside it")
         but = {name} if name in look.inside else ()
-        if stale := not_fresh(look, shown(name), marker.mtime_ns, but=but):
+        if stale := not_fresh(look, shown(name), marker.mtime_ns, but=but) or not_deleted(look, trust_ctime=True):
             return stale
         return complete(
             look, "marker", f"{marker.mtime_ns}.{marker.size}", f"{shown(name)} was written after all of it"
@@ -187,6 +199,7 @@ def _pointer(name: bytes) -> Decide:
         # Quiet too: DeepSpeed's rank 0 names a save while slower ranks are still writing theirs.
         return (
             not_fresh(look, shown(name), mtime_ns)
+            or not_deleted(look, trust_ctime=True)
             or not_whole(look)
             or not_by_all(look)
             or not_quiet(look, look.settle)
@@ -212,7 +225,7 @@ def _symlink(name: bytes) -> Decide:
         if target.rstrip(b"/").rpartition(b"/")[2] != look.save.name:
             return Settling(f"the link {shown(name)} points to {shown(target)}, not to this")
         time_ns = look.survey.link_times.get(name, 0)
-        if stale := not_fresh(look, f"the link {shown(name)}", time_ns):
+        if stale := not_fresh(look, f"the link {shown(name)}", time_ns) or not_deleted(look, trust_ctime=True):
             return stale
         return complete(
             look, "symlink", f"{time_ns}", f"the link {shown(name)} points to it and is newer than all of it"

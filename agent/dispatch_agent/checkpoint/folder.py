@@ -5,7 +5,7 @@
                              already/<n>.<store>  the n-th is what was published before it; written once
                              complete/<save>   our marker; replaced
                              sequence/<n>      numbers that markers have used
-                             lock              held by the publisher that does the work
+                             lock.<store>      held by the publisher that does the work
 
 Order rests on link(2) alone. The lock only keeps two publishers from doing the same work.
 """
@@ -179,17 +179,21 @@ def already(folder: Path, store: str) -> set[int]:
 
 
 def _already(number: int, store: str) -> str:
-    return f"{number:06d}.{hashlib.sha256(store.encode()).hexdigest()[:12]}"
+    return f"{number:06d}.{_of_store(store)}"
 
 
-def lock(folder: Path) -> FolderLock:
-    """The folder's lock, not yet taken."""
-    return FolderLock(records.own(folder, "lock"))
+def _of_store(store: str) -> str:
+    return hashlib.sha256(store.encode()).hexdigest()[:12]
+
+
+def lock(folder: Path, store: str) -> FolderLock:
+    """The lock of the folder's publishers to one store, not yet taken: two stores are two works."""
+    return FolderLock(records.own(folder, f"lock.{_of_store(store)}"))
 
 
 @final
 class FolderLock:
-    """flock on `.dispatch/lock`: the kernel gives it back when its holder dies, however it dies."""
+    """flock on `.dispatch/lock.<store>`: the kernel gives it back when its holder dies, however it dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -19,6 +19,11 @@ class Fingerprint:
 
     parts: tuple[str, ...]
 
+    @property
+    def digest(self) -> str:
+        """The fingerprint as one short text (hex)."""
+        return hashlib.blake2b("".join(self.parts).encode(), digest_size=16).hexdigest()
+
     def is_part_of(self, other: Fingerprint) -> bool:
         """Whether this is `other` with something taken away and nothing new: a save that is being deleted."""
         return set(self.parts) < set(other.parts)

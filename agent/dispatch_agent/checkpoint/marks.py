@@ -15,37 +15,44 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dispatch_agent.checkpoint import records
+from dispatch_agent.checkpoint.generations import fingerprint
 from dispatch_agent.checkpoint.names import decode_name, encode, shown
 from dispatch_agent.checkpoint.save import Marker
+from dispatch_agent.checkpoint.walk import snapshot
 from dispatch_agent.errors import IntegrityError, UsageError
 
 _TOKEN = re.compile(r"[!-~]{0,128}")
 _LONGEST = 200  # bytes of an encoded name that surely fit a file name of ours
 
 
-def mark_complete(path: Path, token: str = "") -> Marker:
+def mark_complete(path: Path, token: str = "", *, anywhere: bool = False) -> Marker:
     """Say that the save at `path` (one file or folder directly in an execution's folder) is complete.
 
+    An execution's folder is `…/exec/<attempt>`, or one that a publisher has claimed; with `anywhere`, any folder.
+
     Called after the last file is written and closed, by one process; several saves may be marked at once. Makes the
-    save's data durable first. The marker's mtime is no older than any file's, so clocks of several nodes that
-    disagree do not make it stale. Raises UsageError for a path that is no save, IntegrityError if data cannot be made
-    durable, AgentError if the marker cannot be written.
+    save's data durable first. The marker holds what the save held, and its mtime is no older than any file's, so that
+    neither a later deletion nor clocks that disagree deceive a publisher.
+
+    Raises UsageError for a path that is no save, IntegrityError if data cannot be made durable, SourceChanged if it
+    vanishes meanwhile, AgentError if the marker cannot be written.
     """
     if not _TOKEN.fullmatch(token):
         msg = f"token {token!r}: expected at most 128 visible ASCII characters"
         raise UsageError(msg)
     path = Path(os.path.abspath(path))  # not resolve(): it would follow the link that we refuse
-    _check(path)
+    _check(path, anywhere=anywhere)
     newest = _make_durable(path)
     folder, name = path.parent, os.fsencode(path.name)
     where = records.own(folder, "complete")
     records.make_folder(where)
     sequence = _next(folder)
     mtime = max(time.time_ns(), newest)
-    marker = Marker(name, sequence, mtime, token)
-    records.replace(where / _file_name(name), {"name": encode(name), "sequence": sequence, "token": token}, mtime)
+    content = fingerprint(snapshot(folder, name)).digest
+    fields = {"name": encode(name), "sequence": sequence, "token": token, "content": content}
+    records.replace(where / _file_name(name), fields, mtime)
     # What the filesystem made of the time (some keep whole seconds) is what publishers will read.
-    return Marker(name, sequence, (where / _file_name(name)).stat().st_mtime_ns, marker.token)
+    return Marker(name, sequence, (where / _file_name(name)).stat().st_mtime_ns, token, content)
 
 
 def markers(folder: Path) -> dict[bytes, Marker]:
@@ -73,14 +80,16 @@ def _read(path: Path) -> Marker | None:
         return None
     value, mtime = found
     try:
-        name, sequence, token = decode_name(value["name"]), value["sequence"], value["token"]
+        name, sequence = decode_name(value["name"]), value["sequence"]
+        token, content = value["token"], value["content"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         msg = f"{path} is no marker of dispatch-agent: {error}"
         raise IntegrityError(msg) from error
-    if not isinstance(token, str) or type(sequence) is not int or _file_name(name) != path.name:
+    texts = isinstance(token, str) and isinstance(content, str)
+    if not texts or type(sequence) is not int or _file_name(name) != path.name:
         msg = f"{path} is no marker of dispatch-agent: sequence {sequence!r}, token {token!r}"
         raise IntegrityError(msg)
-    return Marker(name, sequence, mtime, token)
+    return Marker(name, sequence, mtime, token, content)
 
 
 def _file_name(name: bytes) -> str:
@@ -88,7 +97,7 @@ def _file_name(name: bytes) -> str:
     return encoded if len(encoded) <= _LONGEST else "%x-" + hashlib.sha256(name).hexdigest()
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, *, anywhere: bool) -> None:
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except OSError as error:
@@ -107,8 +116,19 @@ def _check(path: Path) -> None:
         # A record of ours further up means that path is a part of a save, and we would leave our records inside it.
         for above in path.parents[1:]:
             if records.own(above).exists() and not records.own(path.parent).exists():
-                why = f"lies inside the save {above / path.relative_to(above).parts[0]}: mark that"
+                why = (
+                    f"lies inside the save {above / path.relative_to(above).parts[0]}: mark that, or remove "
+                    f"{records.own(above)} if {above} is no execution's folder"
+                )
                 break
+        else:
+            if not (
+                anywhere or path.parent.parent.name == "exec" or records.own(path.parent, "execution.json").exists()
+            ):
+                why = (
+                    f"is not directly in an execution's folder: {path.parent} is neither ROOT/exec/<attempt> nor a "
+                    f"folder that a publish watch has"
+                )
     if why:
         msg = f"{path} cannot be marked complete: it {why}"
         raise UsageError(msg)

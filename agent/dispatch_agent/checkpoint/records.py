@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,12 @@ def read(path: Path) -> dict[str, Any] | None:
 def read_dated(path: Path) -> tuple[dict[str, Any], int] | None:
     """A record's fields with the mtime_ns of that very file, which may be replaced meanwhile. Otherwise as `read`."""
     try:
-        with path.open("rb") as file:
-            mtime_ns = os.fstat(file.fileno()).st_mtime_ns
-            value = json.loads(file.read())
+        # Not to wait for whoever put a FIFO there, nor to follow where a link leads.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            mtime_ns = status.st_mtime_ns
+            value = json.loads(file.read()) if stat.S_ISREG(status.st_mode) else None
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, OSError) as error:

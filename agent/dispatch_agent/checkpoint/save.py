@@ -50,13 +50,15 @@ class Snapshot:
 class Marker:
     """Our own word that a save is complete, as `publish complete` wrote it in `.dispatch/complete/`.
 
-    `sequence` grows by one with every marker of a folder; `token` joins the parts of one save on many ranks.
+    `sequence` grows by one with every marker of a folder; `token` joins the parts of one save on many ranks. `content`
+    says what the save held then (a digest of its fingerprint): times alone do not show what was deleted since.
     """
 
     name: bytes
     sequence: int
     mtime_ns: int
     token: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dispatch_agent.checkpoint.names import is_temporary, shown
 from dispatch_agent.checkpoint.save import Complete, Entry, Settling, Signal, Snapshot, Survey, Verdict
 
-STUCK_AFTER = 60.0
+STUCK_AFTER = 15.0
 """Seconds without any change after which a save that lacks something is taken for one that will always lack it."""
 
 # Timestamps come from the kernel's tick (10 ms at the coarsest), and a folder's is taken after its new entry's.

@@ -72,8 +72,10 @@ def demo(folder: Path | None, dest: str | None) -> None:
         _play(stage, running)
     click.echo()
     click.echo(f"Done in {clock.monotonic() - started:.1f} s. Look around:")
-    click.echo(f"  publish list --dest {stage.dest}")
-    click.echo(f"  publish verify --all --dest {stage.dest}")
+    command = Path(sys.executable).with_name("publish")
+    publish = str(command) if command.exists() else f"{sys.executable} -m dispatch_agent publish"
+    click.echo(f"  {publish} list --dest {stage.dest}")
+    click.echo(f"  {publish} verify --all --dest {stage.dest}")
     click.echo(f"  ls {folder}/root/exec/*/          what each execution wrote")
     click.echo(f"  cat {folder}/execution-1.log      what the stale publisher saw")
 

@@ -48,7 +48,7 @@ def progress(verb: str, clock: Clock) -> Callable[[str, int], Callable[[int], No
     """For each save, what is called with the bytes that went by: draws on a terminal, does nothing elsewhere."""
 
     def of(save: str, total: int) -> Callable[[int], None]:
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return lambda _: None
         started, state, lock = clock.monotonic(), {"done": 0, "shown": 0.0}, threading.Lock()
 

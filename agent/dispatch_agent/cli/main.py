@@ -78,6 +78,10 @@ def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
         leave(error.exit_code)
     except BrokenPipeError:
         leave(141)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        click.echo(f"{name}: {_one_line(f'{error.strerror or error}{where}')}", err=True)
+        leave(AgentError.exit_code)
     except KeyboardInterrupt:
         leave(130)
     except Exception:  # noqa: BLE001 (the last resort: a fault of ours, shown whole)
@@ -111,7 +115,8 @@ def leave(code: int) -> NoReturn:
     """Exit at once. Not sys.exit: a thread that hangs in a store call must not keep a sidecar from ending."""
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None:  # closed before we started
+                stream.flush()
         except (OSError, ValueError):
             code = code or 141
     os._exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +57,24 @@ log_level = option(
 save_name = option("--save", "save", metavar="NAME", help="Only this save, not the newest of all.")
 
 
+class Seconds(click.FloatRange):
+    """A length of time, up to a year: neither endless nor no number, which timers of the kernel do not take."""
+
+    name = "seconds"
+
+    def __init__(self, least: float) -> None:
+        super().__init__(least, 366 * 86400.0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return super().convert(number, param, ctx)
+
+
 class SavePath(click.Path):
     """A save's path. Empty is refused: an unset shell variable must not mean the current folder."""
 
@@ -97,7 +116,7 @@ completion = together(
     ),
     option(
         "--settle",
-        type=click.FloatRange(0),
+        type=Seconds(0),
         metavar="SECONDS",
         help="How long a save must not change, for rules that rest on quiet. [default: the rule's own]",
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dispatch_agent import cluster
+from dispatch_agent import __version__, cluster
 from dispatch_agent.checkpoint import completion, names, scan
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint.save import Complete
@@ -43,6 +43,7 @@ Events = Literal["auto", "events", "polling"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, package_name="dispatch-agent", prog_name="publish")
 def publish() -> None:
     """Publish finished saves in epoch order, and get the newest intact one back.
 
@@ -66,7 +67,7 @@ def publish() -> None:
 )
 @options.option(
     "--drain-timeout",
-    type=click.FloatRange(0.1),
+    type=options.Seconds(0.1),
     default=20.0,
     show_default=True,
     metavar="SECONDS",
@@ -74,7 +75,7 @@ def publish() -> None:
 )
 @options.option(
     "--start-timeout",
-    type=click.FloatRange(0),
+    type=options.Seconds(0),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
@@ -82,7 +83,7 @@ def publish() -> None:
 )
 @options.option(
     "--rescan",
-    type=click.FloatRange(0.1),
+    type=options.Seconds(0.1),
     default=5.0,
     show_default=True,
     metavar="SECONDS",
@@ -115,15 +116,16 @@ def watch(
     identity, rank, stand_by, log = _who(given)
     where = execution_folder(folder, root, identity.attempt)
     stop, tally = Stop(), Tally()
-    _on_signals(stop, drain_timeout)
     if stand_by:
         log.info("standing by", reason=f"rank {rank}: rank 0 publishes for all ranks of a shared volume")
         with contextlib.suppress(Abort):
+            _on_signals(stop, drain_timeout)
             stop.drain.wait()
         return
     starter = _starter(given, identity, rank, where, root, log)
     wakes = _wakes(where, stop, events, rescan, log)
     try:
+        _on_signals(stop, drain_timeout)
         wakes.start()
         watcher.watch(starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout)
         if tally.fenced and on_fenced == "wait" and not once:
@@ -131,15 +133,17 @@ def watch(
         _ignore_signals()
         wakes.stop()
     except Abort:
-        _ignore_signals()
+        log.warning("aborted", drain_timeout=drain_timeout)
     log.info(
         "ended",
-        passes=tally.passes,
-        failed_passes=tally.failed_passes,
         seen=tally.seen,
         published=tally.published,
         already=tally.already,
+        standing=tally.stand,
+        incomplete=len(tally.incomplete),
         unpublished=len(tally.unpublished),
+        passes=tally.passes,
+        failed_passes=tally.failed_passes,
     )
     error = tally.verdict(asked=stop.drain.is_set())
     if error is not None:
@@ -155,11 +159,11 @@ def watch(
     help="Demand that the save is complete by this rule. [default: your word; this command marks it complete]",
 )
 @options.option("--expect-ranks", type=click.IntRange(1), help="As for watch.")
-@options.option("--settle", type=click.FloatRange(0), metavar="SECONDS", help="As for watch.")
+@options.option("--settle", type=options.Seconds(0), metavar="SECONDS", help="As for watch.")
 @options.publishing
 @options.option(
     "--timeout",
-    type=click.FloatRange(0),
+    type=options.Seconds(0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -184,7 +188,7 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
     starter = _starter({**given, "complete": given["complete"] or "marker"}, identity, rank, path.parent, None, log)
     stood = _marked(path, starter.rule)
     if by_word and not stood:
-        bookkeeping.mark_complete(path)
+        bookkeeping.mark_complete(path, anywhere=True)
     outcome = oneshot.publish_one(
         starter,
         starter.store,
@@ -305,6 +309,7 @@ def _on_signals(stop: Stop, drain_timeout: float) -> None:
     """The first SIGTERM or SIGINT drains, within a bound; a second one, or the bound, aborts."""
 
     def abort(_number: int, _frame: FrameType | None) -> None:
+        _ignore_signals()  # before it is raised: nothing may interrupt those who handle it
         raise Abort
 
     def drain(_number: int, _frame: FrameType | None) -> None:

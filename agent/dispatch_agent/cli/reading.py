@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from dispatch_agent import cluster
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
-from dispatch_agent.errors import Incomplete, IntegrityError
+from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
 from dispatch_agent.publish import pointer, reader
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.keys import key_of
 from dispatch_agent.publish.records import CommitRecord
-from dispatch_agent.settings import checkpoint_root, resume_folder, unknown_variables
+from dispatch_agent.settings import resume_folder, unknown_variables
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import require
 from dispatch_agent.store.probe import probe as probe_store
@@ -49,6 +50,8 @@ def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
         if item.record is None:
             click.echo(f"unreadable: {item.error}", err=True)
     found = [item.record for item in items if item.record is not None]
+    if not items:
+        click.echo(f"publish: {reader.nothing(store, _encoded(save))}", err=True)
     if as_json:
         display.print_json([_as_json(store, record) for record in found])
     elif found:
@@ -97,12 +100,12 @@ def restore(
 ) -> None:
     """Bring the newest intact save to TARGET/<its name> (default: ROOT/resume/<DISPATCH_ATTEMPT>/), byte for byte.
 
-    Every byte is verified. What stands there already is never replaced. Killed half-way, it goes on where it was.
+    Every byte is verified. What stands there already is never replaced. Killed half-way, it goes on where it was. The
+    default target holds one save alone: once one is there, it is what this execution resumes from.
     """
     store = _store(given)
-    if target is None:
-        checkpoint_root(root)
-        target = resume_folder(root, cluster.read_identity(os.environ).attempt)
+    alone = target is None
+    target = target or resume_folder(root, cluster.read_identity(os.environ).attempt)
     try:
         got = restoring.restore_newest(
             store,
@@ -112,14 +115,23 @@ def restore(
             progress=display.progress("restoring", CLOCK),
             damaged=lambda key, why: click.echo(f"damaged: {key}: {why}", err=True),
             workers=workers,
+            alone=alone,
         )
+    except restoring.Occupied as other:
+        if save is not None:
+            msg = (
+                f"{other.path} is what this execution resumes from; to have {save} too, name a folder to restore it to"
+            )
+            raise SettingsError(msg) from None
+        click.echo(json.dumps({"path": str(other.path), "fresh": False}) if as_json else str(other.path))
+        return
     except Incomplete as nothing:
         if not if_any:
             raise
         if as_json:
             display.print_json({"path": None})
         else:
-            click.echo(f"nothing to restore: {nothing}", err=True)
+            click.echo(f"publish: nothing to restore: {nothing}", err=True)
         return
     if as_json:
         display.print_json({**_as_json(store, got.record), "path": str(got.path), "fresh": got.fresh})

@@ -14,8 +14,7 @@ from dispatch_agent.clock import Clock
 from dispatch_agent.errors import AgentError, Incomplete, OutcomeUnknown
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import listing, upload
-from dispatch_agent.publish.publisher import Outcome, Pass, Publisher
-from dispatch_agent.publish.watcher import StandBy
+from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy
 from dispatch_agent.store.base import Store
 
 LOOK = 0.3
@@ -51,11 +50,13 @@ def publish_one(
     deadline = clock.monotonic() + timeout
     publisher: Publisher | None = None
     never = threading.Event()
+    last: AgentError | None = None
     while True:
         try:
             publisher = publisher or start()
-            step = _outcome(publisher, publisher.run(only=name), name)
+            step = _outcome(publisher, publisher.run(only=name), name, last)
         except StandBy as reason:
+            publisher = None
             step = _handed_over(store, folder, name, epoch, str(reason), stood=stood)
             stood = False
         except AgentError as error:
@@ -64,6 +65,7 @@ def publish_one(
             step = _Wait(error, LOOK)
         if isinstance(step, Outcome):
             return step
+        last = step.error
         log.once("warning", str(step.error), "not yet", save=names.encode(name), reason=str(step.error))
         if clock.monotonic() + step.pause > deadline:
             raise _certain(step.error, publisher) from None
@@ -77,7 +79,7 @@ def _certain(error: AgentError, publisher: Publisher | None) -> AgentError:
     return OutcomeUnknown(f"a commit was sent and could not be read back; it may have landed: try again ({error})")
 
 
-def _outcome(publisher: Publisher, done: Pass, name: bytes) -> Outcome | _Wait:
+def _outcome(publisher: Publisher, done: Pass, name: bytes, last: AgentError | None) -> Outcome | _Wait:
     save = names.encode(name)
     pause = LOOK if done.again_in is None else max(LOOK, done.again_in)
     for outcome in done.outcomes:
@@ -94,7 +96,7 @@ def _outcome(publisher: Publisher, done: Pass, name: bytes) -> Outcome | _Wait:
                 raise error
             return _Wait(error, pause)
     if save in done.unpublished:
-        return _Wait(Incomplete(f"{save} could not be published in time; see above"), pause)
+        return _Wait(last or Incomplete(f"{save} could not be published in time"), pause)
     committed = publisher.committed(name)
     if committed is None:
         msg = f"{save} is not in {publisher.session.folder}, or is named like something temporary"

@@ -42,6 +42,12 @@ class View:
         return judged + len(self.survey.unreadable.keys() - self.verdicts.keys())
 
     @property
+    def out_of_sight(self) -> tuple[str, ...]:
+        """Saves that are said to be complete and cannot be looked at."""
+        marked = self.survey.unreadable.keys() & self.survey.markers.keys()
+        return tuple(sorted(names.encode(name) for name in marked))
+
+    @property
     def complete(self) -> dict[bytes, Complete]:
         return {name: verdict for name, verdict in self.verdicts.items() if isinstance(verdict, Complete)}
 
@@ -83,9 +89,12 @@ class Placer:
         saves = {save.name: save for save in view.survey.saves}
         mine = {n: v for n, v in view.complete.items() if only in (None, n) or v.signal.rule == "marker"}
         fresh = []
+        earlier: dict[bytes, list[Place]] = {}
+        for known in self.places():
+            earlier.setdefault(known.name, []).append(known)
         for name, verdict in mine.items():
             seen = bookkeeping.fingerprint(saves[name])
-            if bookkeeping.is_new(verdict.signal, seen, [p for p in self.places() if p.name == name]):
+            if bookkeeping.is_new(verdict.signal, seen, earlier.get(name, [])):
                 problem = self._problem(saves[name], verdict.signal.rule)
                 if problem:
                     view.verdicts[name] = Settling(problem, stuck=True)

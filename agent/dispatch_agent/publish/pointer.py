@@ -26,9 +26,7 @@ def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patien
     last: Exception | None = None
     for attempt in range(patience.tries):
         try:
-            named = _step(store, record.order, data, known)
-            _link(store)
-            return named
+            return _step(store, record.order, data, known)
         except (ConditionFailed, StoreError) as error:
             if isinstance(error, StoreError) and not error.retryable:
                 raise
@@ -83,13 +81,27 @@ def _newest(store: Store, order: Order) -> bytes | None:
         raise ConditionFailed(missing.key) from missing  # pruned just now: look again
 
 
-def _link(store: Store) -> None:
-    """On a folder, point the `latest` symlink where the pointer points, until both agree after the write."""
+def link(store: Store, patience: Patience) -> None:
+    """On a folder, point the `latest` symlink where the pointer points. Raises StoreError (say, something else has that
+    name), IntegrityError."""
     if not isinstance(store, LatestLink):
         return
+    for attempt in range(patience.tries):
+        try:
+            _link(store, store)
+        except StoreError as error:
+            if not error.retryable or attempt + 1 == patience.tries:
+                raise
+            patience.pause(attempt)
+        else:
+            return
+
+
+def _link(store: Store, links: LatestLink) -> None:
+    """Until the pointer says after the write what it said before."""
     pointer = read(store)
     while pointer is not None:
-        store.symlink(LINK, keys.key_of(pointer.prefix, pointer.names))
+        links.symlink(LINK, keys.key_of(pointer.prefix, pointer.names))
         again = read(store)
         if again == pointer:
             return

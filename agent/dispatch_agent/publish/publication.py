@@ -6,7 +6,7 @@
     check -> sizes at the store, digests where the store proves nothing
     write -> the manifest, then (not fenced?) the commit record
 
-A failure anywhere leaves keys that nothing names. Nothing is deleted: a cancelled write can still land.
+A failure anywhere leaves keys that nothing names, and no other try has: they are removed when the store lets us.
 """
 
 from __future__ import annotations
@@ -85,7 +85,15 @@ class Session:
             return self._tries[0]
 
 
-def prepare(session: Session, placed: Placed, previous: Previous, look: Look, tick: upload.Tick) -> CommitRecord | None:
+def next_prefix(session: Session, placed: Placed) -> str:
+    """A data prefix that no other try has: of this one alone."""
+    claim = session.claim
+    return keys.part_prefix(claim.epoch, claim.attempt, placed.name, claim.rank, session.nonce, session.next_try())
+
+
+def prepare(
+    session: Session, placed: Placed, previous: Previous, prefix: str, look: Look, tick: upload.Tick
+) -> CommitRecord | None:
     """Everything up to the commit: the record to commit, whose bytes are all stored and verified.
 
     None if the content is that of the previous generation. Raises Fenced, SourceChanged, IntegrityError, Conflict,
@@ -93,14 +101,12 @@ def prepare(session: Session, placed: Placed, previous: Previous, look: Look, ti
     """
     check_fence(session.store, session.claim)
     manifests.check_entries(placed.snapshot)
-    rank = session.claim.rank
-    prefix = keys.part_prefix(
-        session.claim.epoch, session.claim.attempt, placed.name, rank, session.nonce, session.next_try()
-    )
     stored = _store(session, placed, prefix, tick)
     _look_again(placed, look)
     digests = {path: item.sha256 for path, item in stored.items()}
-    manifest = manifests.of_snapshot(placed.snapshot, digests, rank=rank, ranks=1, token=placed.place.signal.token)
+    manifest = manifests.of_snapshot(
+        placed.snapshot, digests, rank=session.claim.rank, ranks=1, token=placed.place.signal.token
+    )
     content = manifests.content_digest(manifest)
     if content == previous.content:
         return None
@@ -126,6 +132,16 @@ def publish(session: Session, record: CommitRecord) -> None:
     Raises Conflict, OutcomeUnknown, StoreError.
     """
     commit(session.store, record, weak=session.weak, patience=session.patience)
+
+
+def discard(session: Session, prefix: str) -> None:
+    """Remove what a try left that came to nothing: no commit names it, and none ever will. Raises StoreError.
+
+    A write of it that is still on its way may land afterwards, under a key that nobody else has.
+    """
+    for item in [*session.store.list(prefix)]:
+        session.store.delete(item.key)
+    session.store.delete(keys.manifest_key(prefix))
 
 
 def stands(session: Session, record: CommitRecord) -> bool:

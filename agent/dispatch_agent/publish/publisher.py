@@ -16,7 +16,7 @@ from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.folder import Place
 from dispatch_agent.checkpoint.save import Settling
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import CommitError, IntegrityError, OutcomeUnknown, SaveError, SourceChanged
+from dispatch_agent.errors import CommitError, IntegrityError, OutcomeUnknown, SaveError, SourceChanged, StoreError
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish import listing, pointer, publication, upload
@@ -123,6 +123,13 @@ class _Tried:
 _NO_TRY = _Tried(0, 0.0, False)
 
 
+class StandBy(Exception):
+    """Not now: the folder is missing, another publisher has it, or it is another folder than the one that was claimed.
+
+    The text says which. Start anew, and again, until there is something to do.
+    """
+
+
 class Publisher:
     """Publishes one folder `exec/<attempt>/` under one claim."""
 
@@ -144,6 +151,8 @@ class Publisher:
         self._retry: dict[int, _Tried] = {}
         self._pointer_seen = False
         self._behind: CommitRecord | None = None
+        self._litter: list[str] = []
+        self.pending: tuple[str, ...] = ()
         self._list_committed()
         if self._committed:
             self._catch_up(self._committed[max(self._committed)])
@@ -174,14 +183,23 @@ class Publisher:
     def run(self, only: bytes | None = None) -> Pass:
         """One pass over the folder, or over one save of it.
 
-        Raises Fenced, EpochCollision, Conflict, StoreError. What concerns one save alone is in its outcome.
+        Raises Fenced, EpochCollision, Conflict, StandBy, StoreError. What concerns one save alone is in its outcome.
         """
+        execution = bookkeeping.read_execution(self.session.folder)
+        if execution is None or execution.folder_id != self.session.claim.folder:
+            msg = f"{self.session.folder} was replaced or cleared; it is started on anew"
+            raise StandBy(msg)
         view = self.placer.view()
         pending = self.placer.place(view, only, self._done)
+        self.pending = tuple(placed.name for placed in pending)
         if self._behind is not None:
             self._advance(self._behind)
         outcomes = [self._settle(record) for record in list(self._prepared.values())]
-        outcomes += [self._attempt(placed) for placed in pending if self._may_try(placed)]
+        due = [placed for placed in pending if self._may_try(placed)]
+        if due:
+            self._tidy()
+            outcomes += self._attempt_all(due)
+            self._tidy()
         left = [placed for placed in pending if not self._done(placed.place)]
         hopeless = [placed for placed in left if self._retry.get(placed.place.number, _NO_TRY).hopeless]
         waiting = self.placer.waiting(view, self._done)
@@ -193,24 +211,54 @@ class Publisher:
             stand=sum(self._done(place) for name, place in self.placer.newest().items() if name in view.verdicts),
             waiting=waiting,
             outcomes=tuple(outcomes),
-            unpublished=tuple(placed.name for placed in left),
-            hopeless=tuple(placed.name for placed in hopeless),
+            unpublished=(*(placed.name for placed in left), *view.out_of_sight),
+            hopeless=(*(placed.name for placed in hopeless), *view.out_of_sight),
             again_in=min(delays, default=None),
         )
 
     def _attempt(self, placed: Placed) -> Outcome:
         number = placed.place.number
+        prefix = publication.next_prefix(self.session, placed)
         try:
-            record = self._prepare(placed)
-            if record is None:
-                self._finished.add(number)
-                bookkeeping.note_already(self.session.folder, number, self.session.store.url)
-                self.log.info("already", save=placed.name, ordinal=number)
-                return Outcome(placed.name, number, "already")
+            record = self._prepare(placed, prefix)
+        except (SaveError, StoreError) as error:
+            self._litter.append(prefix)
+            return self._failed(placed.name, number, error)
+        if record is None:
+            self._litter.append(prefix)
+            self._finished.add(number)
+            bookkeeping.note_already(self.session.folder, number, self.session.store.url)
+            self.log.info("already", save=placed.name, ordinal=number)
+            return Outcome(placed.name, number, "already")
+        try:
             self._publish(record)
         except (SaveError, OutcomeUnknown) as error:
             return self._failed(placed.name, number, error)
         return Outcome(placed.name, number, "published", record)
+
+    def _attempt_all(self, due: list[Placed]) -> list[Outcome]:
+        """One save that the store does not take (too large, a key it refuses) holds back nobody; if it takes none, it
+        is the store. Raises StoreError."""
+        outcomes: list[Outcome] = []
+        for placed in due:
+            outcomes.append(self._attempt(placed))
+            last = [outcome.error for outcome in outcomes[-2:]]
+            if len(last) == 2 and all(isinstance(error, StoreError) for error in last):
+                break
+        refused = [outcome.error for outcome in outcomes if isinstance(outcome.error, StoreError)]
+        if refused and len(refused) == len(outcomes):
+            raise refused[-1]
+        return outcomes
+
+    def _tidy(self) -> None:
+        """Remove what failed tries left, as far as the store lets us: a full one would stay full."""
+        while self._litter:
+            try:
+                publication.discard(self.session, self._litter[-1])
+            except StoreError as error:
+                self.log.once("info", "litter", "not tidied", reason=str(error))
+                return
+            self._litter.pop()
 
     def _settle(self, record: CommitRecord) -> Outcome:
         """Find out about a commit that was sent and not confirmed, whatever became of the save meanwhile."""
@@ -223,7 +271,7 @@ class Publisher:
             return self._failed(record.save, record.order.ordinal, error)
         return Outcome(record.save, record.order.ordinal, "published", record)
 
-    def _failed(self, save: str, ordinal: int, error: SaveError | OutcomeUnknown) -> Outcome:
+    def _failed(self, save: str, ordinal: int, error: SaveError | StoreError | OutcomeUnknown) -> Outcome:
         count = self._retry.get(ordinal, _NO_TRY).count + 1
         pause = min(RETRY_LONGEST, RETRY_FIRST * 2 ** (count - 1))
         self._retry[ordinal] = _Tried(count, self.session.clock.monotonic() + pause, not error.retryable)
@@ -231,11 +279,12 @@ class Publisher:
         self.log.once(level, f"{save}: {error}", "not published", save=save, ordinal=ordinal, error=str(error))
         return Outcome(save, ordinal, "failed", error=error)
 
-    def _prepare(self, placed: Placed) -> CommitRecord | None:
+    def _prepare(self, placed: Placed, prefix: str) -> CommitRecord | None:
         size = sum(file.size for file in placed.snapshot.files)
         self.log.info("uploading", save=placed.name, ordinal=placed.place.number, bytes=size)
         tick = self.progress(placed.name, size)
-        return publication.prepare(self.session, placed, self._previous(placed.place), self.placer.look, tick)
+        previous = self._previous(placed.place)
+        return publication.prepare(self.session, placed, previous, prefix, self.placer.look, tick)
 
     def _publish(self, record: CommitRecord) -> None:
         number = record.order.ordinal
@@ -288,6 +337,11 @@ class Publisher:
             self.log.once("warning", record.key, "pointer", error=str(error))
         else:
             self._pointer_seen = True
+            try:
+                pointer.link(self.session.store, self.session.patience)
+            except StoreError as error:
+                # For people only: nothing that reads the store follows it.
+                self.log.once("warning", "latest link", "no latest link", reason=str(error))
             if named.epoch > record.order.epoch:
                 # Frozen between its last look at the fence and its commit: in its place, and not the newest.
                 self.log.warning("superseded", save=record.save, commit=record.key, newer_epoch=str(named.epoch))
@@ -302,8 +356,10 @@ class Publisher:
             return Previous()
         try:
             record = listing.read_commit(self.session.store, self._committed[max(earlier)])
-        except KeyMissing:
-            return Previous()
+        except (KeyMissing, IntegrityError) as error:
+            # Its content is unknown, so this one counts as another; how many came before is known.
+            self.log.once("error", str(error), "commit unreadable", error=str(error))
+            return Previous(len(earlier))
         return Previous(record.generation, record.content)
 
     def _done(self, place: Place) -> bool:

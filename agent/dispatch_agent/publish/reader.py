@@ -57,9 +57,12 @@ def newest(store: Store, save: str | None = None) -> CommitRecord:
 
 
 def nothing(store: Store, save: str | None) -> Incomplete:
-    """The error that says that there is nothing to read."""
-    what = f"no save named {save}" if save else "nothing"
-    return Incomplete(f"{what} is published at {store.url}; check the destination, or start without a checkpoint")
+    """The error that says that there is nothing to read, and what is there instead. Raises StoreError."""
+    there = list(dict.fromkeys(item.record.save for item in published(store) if item.record)) if save else []
+    if there:
+        more = f" and {len(there) - 5} more" if len(there) > 5 else ""
+        return Incomplete(f"no save named {save} is published at {store.url}; there are {', '.join(there[:5])}{more}")
+    return Incomplete(f"nothing is published at {store.url}; check the destination, or start without a checkpoint")
 
 
 def manifest_of(store: Store, part: Part) -> Manifest:

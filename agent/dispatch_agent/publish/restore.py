@@ -27,7 +27,7 @@ from dispatch_agent.store.base import Store
 
 Tick = Callable[[int], None]
 
-LOCK = ".restore.lock"
+LOCK, PARTIAL = ".restore.lock", ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,20 @@ class Restored:
     fresh: bool
 
 
-def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, workers: int) -> Restored:
+class Occupied(Exception):
+    """Another save stands in a target that is to hold one alone. `path` is where."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.path = path
+
+
+def restore(
+    store: Store, record: CommitRecord, target: Path, *, tick: Tick, workers: int, alone: bool = False
+) -> Restored:
     """Bring one commit to `target`/<its save's name>, every byte verified.
+
+    With `alone`, `target` is to hold no other save: raises Occupied if one is there.
 
     What stands there already is kept if it is that very save, and refused (SettingsError) otherwise. Raises
     IntegrityError (damaged at the store: `target` is left as it was), StoreError, AgentError (the disk).
@@ -53,7 +65,9 @@ def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, wor
     final = os.path.join(os.fsencode(target), names.decode_name(record.save))
     try:
         os.makedirs(target, exist_ok=True)
-        with _alone(target):
+        with _locked(target):
+            if alone:
+                _check_alone(target, final, manifest)
             return _bring(store, record, part, manifest, target, final, tick, workers)
     except OSError as error:
         msg = (
@@ -61,6 +75,13 @@ def restore(store: Store, record: CommitRecord, target: Path, *, tick: Tick, wor
             f"what is there of it is taken up again by the next restore"
         )
         raise AgentError(msg) from error
+
+
+def _check_alone(target: Path, final: bytes, manifest: Manifest) -> None:
+    for path in target.iterdir():
+        ours = path.name.startswith(".") and path.name.endswith((LOCK, PARTIAL))
+        if not ours and (os.fsencode(path) != final or _difference(final, manifest)):
+            raise Occupied(path)
 
 
 def _bring(
@@ -82,23 +103,40 @@ def _bring(
             )
             raise SettingsError(msg)
         return Restored(Path(os.fsdecode(final)), record, fresh=False)
-    partial = os.path.join(os.fsencode(target), f".{record.order.nonce}.{record.order.ordinal:06d}.partial".encode())
+    partial = os.path.join(os.fsencode(target), f".{record.order.nonce}.{record.order.ordinal:06d}{PARTIAL}".encode())
     _fill(store, part, manifest, partial, tick, workers)
     _finish(manifest, partial, final)
     return Restored(Path(os.fsdecode(final)), record, fresh=True)
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """One restore into a folder at a time: two would write the same temporary files."""
-    descriptor = os.open(target / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
+def _locked(target: Path) -> Iterator[None]:
+    """One restore into a folder at a time: two would write the same temporary files.
+
+    The lock file is removed by whoever holds it, so one that was waited for may be gone: then another is made.
+    """
+    path = target / LOCK
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         # Where there are no locks, two restores may each undo the other's work; both still end with verified bytes.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(descriptor, path):
+            break
+        os.close(descriptor)
+    try:
         yield
     finally:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
         os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _fill(store: Store, part: Part, manifest: Manifest, partial: bytes, tick: Tick, workers: int) -> None:
@@ -195,7 +233,7 @@ def _difference(final: bytes, manifest: Manifest) -> str:
 
 def discard_partial(target: Path, record: CommitRecord) -> None:
     """Remove what a failed restore of a damaged commit left behind."""
-    partial = target / f".{record.order.nonce}.{record.order.ordinal:06d}.partial"
+    partial = target / f".{record.order.nonce}.{record.order.ordinal:06d}{PARTIAL}"
     if partial.is_dir():
         shutil.rmtree(partial)
     else:
@@ -211,12 +249,13 @@ def restore_newest(
     progress: Callable[[str, int], Tick],
     damaged: Callable[[str, str], None],
     workers: int,
+    alone: bool = False,
 ) -> Restored:
     """Bring the newest intact commit (of that encoded name) to `target`, falling back over damaged ones.
 
     `damaged` is told of every commit that is passed over: its key and what is wrong. Raises Incomplete (nothing is
-    published), IntegrityError (all that is there is damaged, or the newest is and `fall_back` is off), StoreError,
-    SettingsError, AgentError.
+    published), IntegrityError (all that is there is damaged, or the newest is and `fall_back` is off), Occupied,
+    StoreError, SettingsError, AgentError.
     """
     last: IntegrityError | None = None
     for item in reader.published(store, save):
@@ -225,7 +264,8 @@ def restore_newest(
                 raise item.error or IntegrityError(keys.commit_key(item.order))
             record = item.record
             try:
-                return restore(store, record, target, tick=progress(record.save, record.size), workers=workers)
+                tick = progress(record.save, record.size)
+                return restore(store, record, target, tick=tick, workers=workers, alone=alone)
             except IntegrityError:
                 discard_partial(target, record)
                 raise

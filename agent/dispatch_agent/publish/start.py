@@ -15,8 +15,7 @@ from dispatch_agent.logs import Log
 from dispatch_agent.publish import upload
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.placing import Rule
-from dispatch_agent.publish.publisher import Publisher, open_session
-from dispatch_agent.publish.watcher import StandBy
+from dispatch_agent.publish.publisher import Publisher, StandBy, open_session
 from dispatch_agent.settings import PublishSettings
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import Capabilities, require
@@ -47,9 +46,14 @@ class Starter:
         found = self._probe()
         if not self.folder.is_dir():
             # Making it would make it ours: a trainer under another UID could then not write into it.
+            missing = next(p for p in reversed([self.folder, *self.folder.parents]) if not p.is_dir())
             msg = f"{self.folder} is not there yet; the trainer makes it"
+            if missing not in (self.folder, self.folder.parent):
+                msg = f"{msg}. Not even {missing} is there: is that the right volume?"
             raise StandBy(msg)
-        self._lock = self._lock or bookkeeping.lock(self.folder)
+        if self._lock is not None:
+            self._lock.release()  # of a folder that may not be there any more
+        self._lock = bookkeeping.lock(self.folder, self.store.url)
         if not self._lock.acquire():
             msg = f"another publisher has {self.folder}"
             raise StandBy(msg)

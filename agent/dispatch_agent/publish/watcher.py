@@ -26,7 +26,7 @@ from dispatch_agent.errors import (
     StoreTooWeak,
 )
 from dispatch_agent.logs import Level, Log
-from dispatch_agent.publish.publisher import Pass, Publisher
+from dispatch_agent.publish.publisher import Pass, Publisher, StandBy
 
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
 """Seconds between two passes that failed as a whole."""
@@ -35,10 +35,6 @@ REST_LONGEST = 1.0
 most."""
 BUSY = 2.0
 """Seconds between two looks at whether another publisher still has the folder."""
-
-
-class StandBy(Exception):
-    """Not yet: the folder is missing, or another publisher has it. The text says which, and what is waited for."""
 
 
 class Abort(BaseException):
@@ -60,7 +56,11 @@ class Stop:
 
 @dataclass(slots=True)
 class Tally:
-    """Counted over the life of one watch, so that a silent stop cannot hide."""
+    """Counted over the life of one watch, so that a silent stop cannot hide.
+
+    `published` and `already` are what this watch did; `stand` are the saves whose newest content is published, by it or
+    before; `incomplete` and `unpublished` are what the last pass left.
+    """
 
     passes: int = 0
     failed_passes: int = 0
@@ -69,6 +69,7 @@ class Tally:
     already: int = 0
     stand: int = 0
     failed_tries: int = 0
+    incomplete: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
     unsure: bool = False
     under_way: bool = False
@@ -133,30 +134,27 @@ def watch(
                 return
         except Fenced as fenced:
             tally.fenced = fenced
+            if publisher is not None:
+                tally.unpublished = publisher.pending
             return
         except StandBy as reason:
             tally.under_way = False
-            log.once("info", str(reason), "standing by", reason=str(reason))
-            if stop.drain.is_set():
+            log.once("warning", str(reason), "standing by", reason=str(reason))
+            if publisher is None and stop.drain.is_set():
                 return
             if once and clock.monotonic() >= give_up:
                 msg = f"{reason}; gave up after {start_timeout:g} s"
                 raise Incomplete(msg) from None
-            next_look = BUSY
+            publisher, next_look = None, BUSY
         except (SettingsError, StoreTooWeak, Refused):
             raise
         except Abort:
             tally.unsure = publisher is not None and publisher.unsure
             raise
         except Exception as error:
-            if _ends(error, started=publisher is not None, late=clock.monotonic() >= give_up):
+            if _ends(error, started=publisher is not None, once=once, late=clock.monotonic() >= give_up):
                 raise
-            tally.failed_passes += 1
-            tally.unsure = publisher is not None and publisher.unsure
-            known = isinstance(error, (AgentError, OSError))
-            log.error(
-                "pass failed", error=str(error), kind=type(error).__name__, trace=None if known else _trace(error)
-            )
+            _count_failure(tally, error, publisher, log)
             # No event helps a store that is away; only being told to end makes it worth trying sooner.
             draining = stop.drain.is_set()
             clock.wait(threading.Event() if draining else stop.drain, min(pause, BUSY) if draining else pause)
@@ -173,13 +171,14 @@ def stand_aside(stop: Stop, tally: Tally, clock: Clock, log: Log) -> None:
         clock.wait(stop.drain, 3600.0)
 
 
-def _ends(error: Exception, *, started: bool, late: bool) -> bool:
+def _ends(error: Exception, *, started: bool, once: bool, late: bool) -> bool:
     """Whether to end on this error instead of trying again."""
-    if isinstance(error, CommitError) and not error.retryable:
+    retryable = isinstance(error, AgentError) and error.retryable
+    if isinstance(error, CommitError) and not retryable:
         return True
     if started:
-        return False
-    return late or (isinstance(error, StoreError) and not error.retryable)
+        return once and late and not retryable
+    return late or (isinstance(error, StoreError) and not retryable)
 
 
 def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
@@ -189,8 +188,16 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.published += sum(outcome.result == "published" for outcome in done.outcomes)
     tally.already += sum(outcome.result == "already" for outcome in done.outcomes)
     tally.failed_tries += sum(outcome.result == "failed" for outcome in done.outcomes)
+    tally.incomplete = tuple(save for save, _ in done.waiting)
     tally.unpublished = done.unpublished
     tally.unsure = publisher.unsure
+
+
+def _count_failure(tally: Tally, error: Exception, publisher: Publisher | None, log: Log) -> None:
+    tally.failed_passes += 1
+    tally.unsure = publisher is not None and publisher.unsure
+    trace = None if isinstance(error, (AgentError, OSError)) else _trace(error)
+    log.error("pass failed", error=str(error), kind=type(error).__name__, trace=trace)
 
 
 def _report(log: Log, done: Pass, *, last: bool) -> None:

@@ -67,7 +67,8 @@ class Draft:
 
     def close(self) -> None:
         """Remove what did not get its name."""
-        with suppress(FileNotFoundError):
+        # A draft that cannot be removed is never listed; what ended the write is what the caller must hear.
+        with suppress(OSError):
             os.unlink(self._private, dir_fd=self._folder)
         os.close(self.descriptor)
         os.close(self._folder)

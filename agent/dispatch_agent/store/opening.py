@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +28,9 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
         raise SettingsError(msg)
     scheme, mark, rest = url.partition("://")
     if not mark:
+        if re.match(r"[a-z][a-z0-9+.]*:", url, re.IGNORECASE):
+            msg = f"the destination is {url!r}: a URL has two slashes after the colon; a folder of that name is ./{url}"
+            raise SettingsError(msg)
         return _folder(url, options)
     _refuse_secrets(url)
     if scheme == "file":

@@ -77,8 +77,10 @@ class Connection:
     async def _send(self, filesystem: s3fs.S3FileSystem, method: str, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             client = await filesystem.set_session()
-        except TypeError as error:  # s3fs hands what it does not know to botocore's session
-            msg = f"the storage options for {self._url} are not understood: {error}"
+        except (TypeError, ValueError) as error:  # s3fs hands what it does not know to botocore
+            msg = (
+                f"the storage options for {self._url} are not understood: {error}; an endpoint is endpoint_url=http://…"
+            )
             raise SettingsError(msg) from error
         # The same handler under the same id is registered once, however often it is asked for.
         client.meta.events.register("before-sign.s3", _trust_checksum, unique_id="dispatch-agent-checksum")
