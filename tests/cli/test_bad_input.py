@@ -148,7 +148,7 @@ class TestSettings:
         for command in ("latest", "restore", "verify"):
             job.run(command).fails(20, "nothing is published at", job.dest)
         job.run("verify", "--all").fails(20, "nothing is published at", job.dest)
-        job.run("latest", "--save", "step-1").fails(20, "no save named step-1")
+        job.run("latest", "--save", "step-1").fails(20, "nothing is published")
         assert "nothing to restore" in job.run("restore", "--if-any").passes().err
         assert job.run("restore", "--if-any", "--json").passes().json == {"path": None}
         assert job.run("list").passes().out == ""

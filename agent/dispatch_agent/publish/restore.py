@@ -70,9 +70,10 @@ def restore(
                 _check_alone(target, final, manifest)
             return _bring(store, record, part, manifest, target, final, tick, workers)
     except OSError as error:
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         msg = (
-            f"cannot restore {record.save} to {target}: {error.strerror} ({os.fsdecode(error.filename or b'')}); "
-            f"what is there of it is taken up again by the next restore"
+            f"cannot restore {record.save} to {target}: {error.strerror}{where}; what is there of it is taken up again "
+            f"by the next restore"
         )
         raise AgentError(msg) from error
 
