@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from dispatch_agent.errors import StoreUnavailable, UsageError
 from dispatch_agent.publish import reader, restore
 from dispatch_agent.publish.publisher import StandBy
 from dispatch_agent.publish.watcher import Stop, Tally
+from dispatch_agent.store.keys import LOCK
 from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.posix import PosixStore
 
@@ -148,6 +152,29 @@ def test_i4_a_folder_named_latest_in_the_store_costs_the_link_alone(execution: E
         execution.save(f"step-{number}", small(number))
         assert bench.run(execution) is None
     assert published(bench) == ["step-1", "step-2"]
+
+
+def test_a_writer_frozen_with_the_pointers_lock_keeps_nobody_from_starting_or_committing(
+    execution: Execution, tmp_path: Path
+) -> None:
+    """The whole point: a stale execution that holds something must not hold its successor."""
+    dest = tmp_path / "store"
+    command = [sys.executable, "-I", "-m", "dispatch_agent", "publish", "watch", "--once", "--dest", str(dest)]
+    environ = {**os.environ, **execution.environment, "PUBLISH_ROOT": str(execution.root)}
+
+    def publish(name: str) -> None:
+        execution.save(name, small(name))
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+    publish("step-1")
+    frozen = os.open(dest / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.flock(frozen, fcntl.LOCK_EX)
+    publish("step-2")
+    assert [record.save for record in commits(PosixStore(dest))] == ["step-1", "step-2"]
+    os.close(frozen)
+    publish("step-3")
+    assert os.readlink(dest / "latest").split("/")[2] == "step-3"
 
 
 def test_a_save_is_marked_only_in_an_executions_folder(tmp_path: Path) -> None:

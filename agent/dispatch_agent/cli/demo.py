@@ -105,7 +105,7 @@ def _play(stage: Stage, running: contextlib.ExitStack) -> None:
     _say("5", "Nothing went back:")
     after = stage.latest()
     _saw(after)
-    if after != newest:
+    if after is None or after["commit"] != newest["commit"]:
         msg = f"latest went from {newest} to {after}; see the logs in {stage.folder}"
         raise AgentError(msg)
     second.sidecar.send_signal(signal.SIGTERM)

@@ -30,7 +30,7 @@ from dispatch_agent.store.folders import explained
 from dispatch_agent.support import Support
 
 PIECE = 1 << 20
-LOCK_WAIT_SECONDS = 30.0
+LOCK_WAIT_SECONDS = 1.0
 PATH_BYTES = 4095  # PATH_MAX without its final NUL: we walk by descriptor, but people and `--in-place` use whole paths
 
 
@@ -70,7 +70,7 @@ class PosixStore:
         *parents, name = self._split(key)
         with explained("replace", self.path(key)):
             try:
-                with folders.opened(self._root, parents) as folder, self._locked(key):
+                with folders.opened(self._root, parents) as folder, self._locked(folder, key):
                     if _version(folders.read_file(folder, name)) != version:
                         raise ConditionFailed(key)
                     with drafted(self._root, parents, name) as draft:
@@ -164,17 +164,19 @@ class PosixStore:
         return keys.split(key, self.limits)
 
     @contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
-        """Hold off all other replacers. Raises StoreUnavailable after 30 s, StoreTooWeak without locks."""
-        # One lock for the whole store: it leaves one file, and few keys are ever replaced.
-        with folders.opened(self._root, []) as root:
-            lock = folders.open_lock(root, keys.LOCK)
+    def _locked(self, folder: int, key: str) -> Iterator[None]:
+        """Hold off other replacers in this folder. Raises StoreUnavailable after a second, StoreTooWeak without locks.
+
+        Not one lock for the whole store, nor a long wait: a writer that is frozen while it holds the pointer's lock
+        must not keep its successor from starting, nor from committing.
+        """
+        lock = folders.open_lock(folder, keys.LOCK)
         try:
             give_up = self._clock.monotonic() + LOCK_WAIT_SECONDS
             while not _try_lock(lock, self.url):
                 if self._clock.monotonic() > give_up:
                     msg = (
-                        f"{self._root / keys.LOCK} has been locked for {LOCK_WAIT_SECONDS:.0f} seconds, so"
+                        f"{self.path(key).parent / keys.LOCK} has been locked for {LOCK_WAIT_SECONDS:g} s, so"
                         f" {key} was not replaced: look for a hung publisher on this volume"
                     )
                     raise StoreUnavailable(msg)
