@@ -79,7 +79,7 @@ class Session:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_try(self) -> int:
-        """A number never given before by this session: spent, whatever becomes of the try."""
+        """A number never given before since this start: spent, whatever becomes of the try."""
         with self._lock:
             self._tries[0] += 1
             return self._tries[0]
