@@ -24,11 +24,8 @@ _SERVICE_LINK = re.compile(r".*(_PORT|_PORT_.*|_SERVICE_.*)$")
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """What a publisher does differently on request. `settle` in seconds, None for the rule's own."""
+    """What a publisher does differently on request."""
 
-    complete: str = "auto"
-    expect_ranks: int | None = None
-    settle: float | None = None
     accept_weak_store: bool = False
     in_place: bool = False
     workers: int = 4

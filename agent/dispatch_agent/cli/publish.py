@@ -251,14 +251,11 @@ def _starter(
     given: dict[str, Any], identity: Identity, rank: int, folder: Path, root: Path | None, log: Log
 ) -> Starter:
     settings = PublishSettings(
-        complete=given["complete"],
-        expect_ranks=given["expect_ranks"],
-        settle=given["settle"],
         accept_weak_store=given["accept_weak_store"],
         in_place=given["in_place"],
         workers=given["workers"],
     )
-    rule = completion.parse_rule(settings.complete, expect_ranks=settings.expect_ranks, settle=settings.settle)
+    rule = completion.parse_rule(given["complete"], expect_ranks=given["expect_ranks"], settle=given["settle"])
     store = open_destination(given)
     if settings.in_place:
         _check_in_place(store, folder, root)

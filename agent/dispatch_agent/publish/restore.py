@@ -104,7 +104,7 @@ def _bring(
             )
             raise SettingsError(msg)
         return Restored(Path(os.fsdecode(final)), record, fresh=False)
-    partial = os.path.join(os.fsencode(target), f".{record.order.nonce}.{record.order.ordinal:06d}{PARTIAL}".encode())
+    partial = os.fsencode(_partial(target, record))
     _fill(store, part, manifest, partial, tick, workers)
     _finish(manifest, partial, final)
     return Restored(Path(os.fsdecode(final)), record, fresh=True)
@@ -232,9 +232,14 @@ def _difference(final: bytes, manifest: Manifest) -> str:
     return ""
 
 
+def _partial(target: Path, record: CommitRecord) -> Path:
+    """Where a restore of this commit gathers, to be found again by the next one."""
+    return target / f".{record.order.nonce}.{record.order.ordinal:06d}{PARTIAL}"
+
+
 def discard_partial(target: Path, record: CommitRecord) -> None:
     """Remove what a failed restore of a damaged commit left behind."""
-    partial = target / f".{record.order.nonce}.{record.order.ordinal:06d}{PARTIAL}"
+    partial = _partial(target, record)
     if partial.is_dir():
         shutil.rmtree(partial)
     else:

@@ -68,7 +68,6 @@ class Tally:
     published: int = 0
     already: int = 0
     stand: int = 0
-    failed_tries: int = 0
     incomplete: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
     unsure: bool = False
@@ -187,7 +186,6 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.stand = done.stand
     tally.published += sum(outcome.result == "published" for outcome in done.outcomes)
     tally.already += sum(outcome.result == "already" for outcome in done.outcomes)
-    tally.failed_tries += sum(outcome.result == "failed" for outcome in done.outcomes)
     tally.incomplete = tuple(save for save, _ in done.waiting)
     tally.unpublished = done.unpublished
     tally.unsure = publisher.unsure
