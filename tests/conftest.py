@@ -9,7 +9,7 @@
   fails; on a developer's machine it is deselected without root, and the first lines of the output say so.
 - `@pytest.mark.docker` is for a test that needs a container engine: without one it fails, and
   `-m 'not docker'` leaves it out.
-- Tests that use one of the servers of `tests/servers.py` carry the marker `server` by themselves.
+- Tests that use one of the servers of `tests/servers/` carry the marker `server` by themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers import FIXTURES
 
 # What a job's, a cluster's or a developer's environment could tell the code under test.
 _PREFIXES = (
@@ -56,8 +57,6 @@ _KEPT_THREADS = (
     "tqdm_monitor",  # lightning and transformers draw progress bars
     "pydevd",  # a developer's debugger
 )
-# Fixtures that start a server, or parameters by which a test asks for one.
-_SERVERS = frozenset({"seaweed", "rclone"})
 
 _PATIENCE = 5.0  # seconds; a thread that was told to stop still needs a moment on a loaded machine
 
@@ -91,9 +90,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _uses_a_server(item: pytest.Function) -> bool:
+    """By a fixture that starts one, or a parameter by which a test asks for one."""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return not _SERVERS.isdisjoint(item.fixturenames) or any(
-        isinstance(parameter, str) and parameter in _SERVERS for parameter in parameters
+    return not FIXTURES.isdisjoint(item.fixturenames) or any(
+        isinstance(parameter, str) and parameter in FIXTURES for parameter in parameters
     )
 
 

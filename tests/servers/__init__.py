@@ -1,0 +1,32 @@
+"""Real servers for tests.
+
+A conftest.py takes what it needs: `from tests.servers import s3_bucket, seaweed, …`. Servers listen on 127.0.0.1 only,
+are started once in each test process and are killed when their last user has ended, or with the test process itself.
+One module a kind of server; `processes` starts and ends them.
+"""
+
+from tests.servers.s3 import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    Bucket,
+    rclone,
+    rclone_bucket,
+    s3_bucket,
+    seaweed,
+    shared_bucket,
+)
+
+__all__ = [
+    "ACCESS_KEY",
+    "FIXTURES",
+    "SECRET_KEY",
+    "Bucket",
+    "rclone",
+    "rclone_bucket",
+    "s3_bucket",
+    "seaweed",
+    "shared_bucket",
+]
+
+FIXTURES = frozenset({"seaweed", "rclone"})
+"""The fixtures that start a server; a test that uses one gets the marker `server`."""

@@ -1,0 +1,145 @@
+"""Servers that speak S3."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.processes import Server, program, shared, start
+
+ACCESS_KEY, SECRET_KEY = "test", "testsecret"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A fresh bucket of a running server."""
+
+    endpoint: str
+    name: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a child process needs in its environment to reach this bucket."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as storage options."""
+        return {
+            "endpoint_url": self.endpoint,
+            "key": ACCESS_KEY,
+            "secret": SECRET_KEY,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def behind(self, endpoint: str) -> Bucket:
+        """The same bucket, reached through a front."""
+        return Bucket(endpoint, self.name)
+
+    def client(self) -> Any:
+        """A plain botocore client, for what a test does or looks at beside the code under test."""
+        import botocore.session
+        from botocore.config import Config
+
+        return botocore.session.get_session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+            config=Config(
+                s3={"addressing_style": "path"},
+                connect_timeout=5,
+                read_timeout=20,
+                retries={"total_max_attempts": 4},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a SeaweedFS: conditions are atomic on single requests, wrong checksums are refused."""
+    with shared("seaweed", lambda: _start_seaweed(tmp_path_factory.mktemp("seaweed"))) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of `rclone serve s3`: takes every condition and ignores it."""
+    with shared("rclone", lambda: _start_rclone(tmp_path_factory.mktemp("rclone"))) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def shared_bucket(seaweed: str) -> Bucket:
+    """One bucket for many tests, each below a prefix of its own: a fresh one costs SeaweedFS a second."""
+    return _fresh(seaweed)
+
+
+@pytest.fixture
+def s3_bucket(seaweed: str) -> Bucket:
+    return _fresh(seaweed)
+
+
+@pytest.fixture
+def rclone_bucket(rclone: str) -> Bucket:
+    return _fresh(rclone)
+
+
+def _fresh(endpoint: str) -> Bucket:
+    bucket = Bucket(endpoint, f"b-{uuid.uuid4().hex[:12]}")
+    client = bucket.client()
+    client.create_bucket(Bucket=bucket.name)
+    client.close()
+    return bucket
+
+
+def _start_seaweed(folder: Path) -> Server:
+    identity = {"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]}
+    actions = ["Admin", "Read", "List", "Tagging", "Write"]
+    (folder / "s3.json").write_text(json.dumps({"identities": [{**identity, "actions": actions}]}))
+    (folder / "data").mkdir()
+
+    def command(port: int) -> list[str]:
+        return [
+            program("weed"),
+            *("-logtostderr=true", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *("-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=10000"),
+            *("-master.electionTimeout=1s", f"-master.port={port + 1}", f"-volume.port={port + 2}"),
+            *("-filer=true", f"-filer.port={port + 3}", "-s3", f"-s3.port={port}"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
+        ]
+
+    # Else every new bucket takes seven volumes. The ports + 10000 are for its own calls.
+    return start(command, folder, {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}, offsets=(0, 1, 2, 3))
+
+
+def _start_rclone(folder: Path) -> Server:
+    (folder / "data").mkdir()
+
+    def command(port: int) -> list[str]:
+        keys = f"{ACCESS_KEY},{SECRET_KEY}"
+        return [
+            program("rclone"),
+            *("serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", keys, "--config", str(folder / "none")),
+            str(folder / "data"),
+        ]
+
+    return start(command, folder, {}, offsets=(0,))
