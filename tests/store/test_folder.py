@@ -159,11 +159,14 @@ def test_what_a_crash_left_is_swept_where_nobody_writes(store: PosixStore) -> No
     drafts = [root / name / ".~dispatch.draft.0123" for name in ("data/kept", "data/lost", "other")]
     for draft in drafts:
         draft.write_bytes(b"half")
-    assert store.sweep("data") == 2
+    found = list(store.leftovers("data"))
+    assert sorted(leftover.key.rpartition("/")[0] for leftover in found) == ["data/kept", "data/lost"]
+    for leftover in found * 2:
+        store.remove(leftover)
     assert private_files(root) == [drafts[2]]
     assert sorted(path.name for path in (root / "data").iterdir()) == ["kept"]
     assert store.read("data/kept/object").data == b"2"
-    assert store.sweep("no/such") == 0
+    assert list(store.leftovers("no/such")) == []
 
 
 # --- names and links --------------------------------------------------------------------------------------------------

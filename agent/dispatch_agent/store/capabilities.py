@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -40,12 +41,25 @@ class Checksums(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a killed writer left that is no object and that no listing shows: half a file in a folder, parts of an S3
+    upload. `key` is where it stands or what it was to become, `handle` the store's own name of it."""
+
+    key: str
+    handle: str
+
+
 @runtime_checkable
 class Sweeps(Protocol):
-    """A store in which a killed writer leaves more than objects: half files of a folder, parts of an S3 upload."""
+    """A store in which a killed writer leaves more than objects."""
 
-    def sweep(self, prefix: str) -> int:
-        """Remove what is unfinished below `prefix`; how many. Only where no writer is at work: theirs would be lost."""
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """Everything unfinished below `prefix`, also what a living writer is at."""
+        ...
+
+    def remove(self, leftover: Leftover) -> None:
+        """Remove it; its writer, if it lives, fails. One that is gone is no fault."""
         ...
 
 

@@ -147,22 +147,16 @@ def _remove_empty(folder: int, name: str) -> bool:
     return True
 
 
-def sweep(folder: int) -> int:
-    """Remove every draft below an open folder, and folders left empty; how many drafts. Raises OSError."""
-    removed = 0
+def drafts(folder: int) -> Iterator[str]:
+    """The path of every draft below an open folder. Raises OSError."""
     with os.scandir(folder) as found:
         entries = list(found)
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             with suppress(FileNotFoundError), _child(folder, entry.name) as child:
-                removed += sweep(child)
-            with suppress(FileNotFoundError):
-                _remove_empty(folder, entry.name)
+                yield from (f"{entry.name}/{path}" for path in drafts(child))
         elif entry.name.startswith(keys.DRAFT):
-            with suppress(FileNotFoundError):
-                os.unlink(entry.name, dir_fd=folder)
-                removed += 1
-    return removed
+            yield entry.name
 
 
 def point(root: Path, parents: list[str], name: str, target: str) -> None:

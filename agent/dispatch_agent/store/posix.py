@@ -24,7 +24,7 @@ from dispatch_agent.clock import Clock, SystemClock
 from dispatch_agent.errors import SourceChanged, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store import folders, kernel, keys
 from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Limits, Source, Stored, Uploaded
-from dispatch_agent.store.capabilities import Facts
+from dispatch_agent.store.capabilities import Facts, Leftover
 from dispatch_agent.store.drafts import Draft, drafted
 from dispatch_agent.store.folders import explained
 from dispatch_agent.support import Support
@@ -138,17 +138,20 @@ class PosixStore:
         """Also removes the folders that this leaves empty. Not synced: what a crash brings back is deleted again."""
         *parents, name = self._split(key)
         with explained("delete", self.path(key)):
-            with suppress(FileNotFoundError), folders.opened(self._root, parents) as folder:
-                os.unlink(name, dir_fd=folder)
-            folders.tidy(self._root, parents)
+            _unlink(self._root, parents, name)
 
-    def sweep(self, prefix: str) -> int:
-        """Remove what killed writers left below `prefix`; how many files. Only where no writer is at work."""
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """The drafts of killed writers below `prefix`, and those of living ones."""
         parts = keys.split_prefix(prefix)
         where = self._root.joinpath(*parts)
-        with explained("sweep", where), suppress(FileNotFoundError), folders.opened(self._root, parts) as folder:
-            return folders.sweep(folder)
-        return 0
+        with explained("list", where), suppress(FileNotFoundError), folders.opened(self._root, parts) as folder:
+            for path in folders.drafts(folder):
+                yield Leftover("/".join([*parts, path]), path)
+
+    def remove(self, leftover: Leftover) -> None:
+        *parents, name = leftover.key.split("/")
+        with explained("delete", self._root / leftover.key):
+            _unlink(self._root, parents, name)
 
     def symlink(self, key: str, target_key: str) -> None:
         """Let `key` be a relative symbolic link to `target_key`, for people; what stood there is replaced at once."""
@@ -210,6 +213,12 @@ class PosixStore:
             )
             raise SourceChanged(msg)
         return Uploaded(size=size, sha256=digest.hexdigest(), verified=True)
+
+
+def _unlink(root: Path, parents: list[str], name: str) -> None:
+    with suppress(FileNotFoundError), folders.opened(root, parents) as folder:
+        os.unlink(name, dir_fd=folder)
+    folders.tidy(root, parents)
 
 
 def _version(data: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dispatch_agent.errors import StoreUnavailable
 from dispatch_agent.store import keys, s3_checksum
 from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Limits, Source, Stored, Uploaded
-from dispatch_agent.store.capabilities import Checksum, Facts
+from dispatch_agent.store.capabilities import Checksum, Facts, Leftover
 from dispatch_agent.store.s3_connection import Connection
 from dispatch_agent.store.s3_errors import explained
 from dispatch_agent.store.s3_upload import BESIDE, PART, Room, Upload, with_checksum
@@ -121,15 +121,16 @@ class S3Store:
         except KeyMissing:
             return  # AWS says nothing about an absent key, some others 404
 
-    def sweep(self, prefix: str) -> int:
-        """Abort the multipart uploads that killed writers left below `prefix`; how many. Only where nobody writes."""
-        begun = self._pages("list_multipart_uploads", prefix)
-        left = [one for page in begun for one in page.get("Uploads", [])]
-        for one in left:
-            target = {"Bucket": self._bucket, "Key": one["Key"], "UploadId": one["UploadId"]}
-            with suppress(KeyMissing):  # completed or aborted since
-                self._connection.call("abort uploads below", prefix, "abort_multipart_upload", **target)
-        return len(left)
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """The multipart uploads below `prefix` that are neither completed nor aborted."""
+        for page in self._pages("list_multipart_uploads", prefix):
+            for one in page.get("Uploads", []):
+                yield Leftover(one["Key"][len(self._under) :], one["UploadId"])
+
+    def remove(self, leftover: Leftover) -> None:
+        target = {**self._target(leftover.key), "UploadId": leftover.handle}
+        with suppress(KeyMissing):  # completed or aborted since
+            self._connection.call("abort an upload of", leftover.key, "abort_multipart_upload", **target)
 
     def close(self) -> None:
         self._connection.close()
