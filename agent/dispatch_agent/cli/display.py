@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from dispatch_agent.checkpoint import names
 from dispatch_agent.clock import Clock
 
 REFRESH = 0.2
@@ -33,6 +34,11 @@ def size(count: int) -> str:
 def shortened(text: str, most: int = 48) -> str:
     """At most `most` characters, the middle left out: names differ at their ends."""
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[len(text) - most // 2 :]}"
+
+
+def shown_name(encoded: str) -> str:
+    """A save's name, as records hold it, for people."""
+    return names.shown(names.decode_name(encoded))
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:

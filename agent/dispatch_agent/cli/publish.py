@@ -18,7 +18,7 @@ from dispatch_agent import __version__, cluster
 from dispatch_agent.checkpoint import completion, names, scan
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint.save import Complete
-from dispatch_agent.cli import display, options, reading
+from dispatch_agent.cli import display, options, reading, retention
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
 from dispatch_agent.errors import Incomplete, SettingsError
 from dispatch_agent.identity import Identity
@@ -326,5 +326,12 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-for command in (reading.latest, reading.list_commits, reading.restore, reading.verify, reading.probe):
+for command in (
+    reading.latest,
+    reading.list_commits,
+    reading.restore,
+    reading.verify,
+    reading.probe,
+    retention.prune,
+):
     publish.add_command(command)

@@ -14,7 +14,7 @@ from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
 from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
-from dispatch_agent.publish import pointer, reader
+from dispatch_agent.publish import listing, pointer, reader
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.keys import key_of
 from dispatch_agent.publish.records import CommitRecord
@@ -33,7 +33,7 @@ def latest(save: str | None, as_json: bool, **given: Any) -> None:
     store = _store(given)
     record = reader.newest(store, _encoded(save))
     if not as_json:
-        click.echo(_shown_name(record))
+        click.echo(display.shown_name(record.save))
         return
     display.print_json({**_as_json(store, record), "pointer": _pointed(store)})
 
@@ -59,7 +59,7 @@ def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
             [
                 str(r.order.epoch),
                 f"{r.order.term}.{r.order.ordinal}",
-                display.shortened(_shown_name(r)),
+                display.shortened(display.shown_name(r.save)),
                 str(r.generation),
                 str(r.files),
                 display.size(r.size),
@@ -224,21 +224,19 @@ def _pointed(store: Store) -> str | None:
 def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, str]:
     if item.record is None:
         return "", str(item.error)
-    name = _shown_name(item.record)
+    name = display.shown_name(item.record.save)
     tick = display.progress("verifying", CLOCK)(name, item.record.size)
     try:
         reader.verify(store, item.record, tick=tick, workers=workers)
     except IntegrityError as error:
+        if listing.pruned(store, item.record):
+            return f"{name} (pruned meanwhile)", ""
         return name, str(error)
     return name, ""
 
 
 def _encoded(save: str | None) -> str | None:
     return None if save is None else names.encode(os.fsencode(save))
-
-
-def _shown_name(record: CommitRecord) -> str:
-    return names.shown(names.decode_name(record.save))
 
 
 def _as_json(store: Store, record: CommitRecord) -> dict[str, Any]:

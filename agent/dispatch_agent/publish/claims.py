@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreUnavailable
 from dispatch_agent.publish import keys, records
+from dispatch_agent.publish.listing import sealed
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.store.base import Store
 
@@ -70,6 +71,21 @@ def check_fence(store: Store, mine: Claim) -> None:
             f"publishes to {store.url} as term {latest_term}; this folder ({mine.folder}) is fenced"
         )
         raise Fenced(msg)
+
+
+def check_seal(store: Store, mine: Claim, commit: str) -> None:
+    """Whether `commit`, which is there, came in time. One small read.
+
+    Raises Fenced if a prune has sealed the epoch: it removes there what no commit named when it looked, and this one
+    may have landed after that.
+    """
+    if not sealed(store, mine.epoch):
+        return
+    msg = (
+        f"epoch {mine.epoch} (attempt {mine.attempt}) is sealed: newer executions have published to {store.url} and "
+        f"the rest of this one was pruned. {commit} came too late to count on; the save itself is untouched"
+    )
+    raise Fenced(msg)
 
 
 def _claim_epoch(store: Store, epoch: int, attempt: str, weak: bool, patience: Patience) -> None:

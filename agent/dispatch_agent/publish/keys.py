@@ -5,7 +5,8 @@
     data/<epoch>-<attempt>/<save>/<rank>.<nonce>.<try>/…      one part's files, as the framework wrote them
     data/<epoch>-<attempt>/<save>/<rank>.<nonce>.<try>.json   its manifest
     commits/<epoch>/<term>.<ordinal>.<nonce>.json   the truth: the greatest name is the newest
-    pruned/<epoch>/<term>.<ordinal>.<nonce>.json    written before a commit's data goes
+    pruned/<epoch>/<term>.<ordinal>.<nonce>.json    tombstone: written before a commit's data goes
+    pruned/<epoch>/sealed.json                      no data of this epoch is safe without a commit any more
     latest.json                                     the pointer, moved only forward
 
 Numbers are zero-padded (epoch 20 digits, rank 5, term 4, ordinal and try 6), so byte order is number order.
@@ -21,12 +22,17 @@ from typing import Literal
 from dispatch_agent.checkpoint import names
 
 POINTER = "latest.json"
+CLAIMS = "claims"
 COMMITS = "commits"
+DATA = "data"
 PRUNED = "pruned"
 
 _COMMIT_NAME = re.compile(r"^(\d{4})\.(\d{6})\.([0-9a-f]{12})\.json$")
 _FOLDER_CLAIM = re.compile(r"^(\d{5})\.(\d{4})(?:\.([0-9a-f]+))?\.json$")
+_RESUME = re.compile(r"^resume\.(\d+)\.json$")
 _EPOCH_NAME = re.compile(r"^\d{20}$")
+_PART = re.compile(r"^(data/\d{20}-[^/]+/[^/]+/\d{5}\.[0-9a-f]{12}\.\d{6})(?:\.json|/.+)$", re.DOTALL)
+_DATA_EPOCH = re.compile(r"^data/(\d{20})-")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,12 +80,21 @@ def parse_folder_claim(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def is_resume_claim(name: str) -> bool:
+    """Whether a claim's last component is what the ranks of an execution agreed to resume from."""
+    return _RESUME.match(name) is not None
+
+
 def commit_key(order: Order) -> str:
     return f"{COMMITS}/{order}.json"
 
 
 def tombstone_key(order: Order) -> str:
     return f"{PRUNED}/{order}.json"
+
+
+def seal_key(epoch: int) -> str:
+    return f"{PRUNED}/{epoch:020d}/sealed.json"
 
 
 def parse_commit_key(key: str, folder: str = COMMITS) -> Order | None:
@@ -102,6 +117,27 @@ def part_prefix(epoch: int, attempt: str, save: str, rank: int, nonce: str, try_
 
 def manifest_key(prefix: str) -> str:
     return f"{prefix}.json"
+
+
+def part_of(key: str) -> str | None:
+    """The prefix of the part that a file or a manifest below `data/` belongs to; None for a key that is neither."""
+    match = _PART.match(key)
+    return match[1] if match else None
+
+
+def is_manifest(key: str) -> bool:
+    """Of a key that belongs to a part: whether it is its manifest."""
+    return part_of(key) == key.removesuffix(".json")
+
+
+def nonce_of_part(prefix: str) -> str:
+    return prefix.split(".")[-2]
+
+
+def epoch_of_data(key: str) -> int | None:
+    """The epoch in anything below `data/`; None where there is none."""
+    match = _DATA_EPOCH.match(key)
+    return int(match[1]) if match else None
 
 
 def in_place_prefix(attempt: str, save: str) -> str:

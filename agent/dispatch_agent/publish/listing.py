@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dispatch_agent.publish import keys, records
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.records import CommitRecord
-from dispatch_agent.store.base import Store
+from dispatch_agent.store.base import KeyMissing, Store
 
 
 def epochs(store: Store) -> list[int]:
@@ -20,6 +20,26 @@ def orders(store: Store, epoch: int, folder: str = keys.COMMITS) -> list[Order]:
     """Every commit (or, in `pruned`, tombstone) of one epoch, ascending."""
     found = (keys.parse_commit_key(item.key, folder) for item in store.list(f"{folder}/{epoch:020d}"))
     return sorted(order for order in found if order is not None)
+
+
+def all_orders(store: Store, folder: str = keys.COMMITS) -> list[Order]:
+    """Every commit (or tombstone) there is, ascending: one listing of all of them."""
+    found = (keys.parse_commit_key(item.key, folder) for item in store.list(folder))
+    return sorted(order for order in found if order is not None)
+
+
+def sealed(store: Store, epoch: int) -> bool:
+    """Whether a prune has sealed the epoch: what is committed there from then on may have lost its data."""
+    return _stands(store, keys.seal_key(epoch))
+
+
+def pruned(store: Store, record: CommitRecord) -> bool:
+    """Whether a prune took the commit's data: what a reader asks before it calls what is missing damaged."""
+    if _stands(store, keys.tombstone_key(record.order)):
+        return True
+    if not sealed(store, record.order.epoch):
+        return False
+    return not all(_stands(store, part.manifest) for part in record.parts)
 
 
 def newest_first(store: Store) -> Iterator[Order]:
@@ -37,3 +57,11 @@ def read_commit(store: Store, order: Order) -> CommitRecord:
     """Raises KeyMissing, IntegrityError, StoreError."""
     key = keys.commit_key(order)
     return records.parse_commit(store.read(key).data, key)
+
+
+def _stands(store: Store, key: str) -> bool:
+    try:
+        store.read(key)
+    except KeyMissing:
+        return False
+    return True

@@ -5,6 +5,7 @@
     look  -> still the same, still complete by the same signal
     check -> sizes at the store, digests where the store proves nothing
     write -> the manifest, then (not fenced?) the commit record
+    look  -> not sealed by a prune: the commit came in time
 
 A failure anywhere leaves keys that nothing names, and no other try has: they are removed when the store lets us.
 """
@@ -24,7 +25,7 @@ from dispatch_agent.checkpoint.save import Complete, Snapshot, Verdict
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import Conflict, OutcomeUnknown, SourceChanged, StoreUnavailable
 from dispatch_agent.publish import keys, records, upload
-from dispatch_agent.publish.claims import Claim, check_fence
+from dispatch_agent.publish.claims import Claim, check_fence, check_seal
 from dispatch_agent.publish.commit import check_manifests, commit
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience, Taken, write_once
@@ -129,9 +130,10 @@ def ready(session: Session, record: CommitRecord) -> None:
 def publish(session: Session, record: CommitRecord) -> None:
     """Commit what `prepare` gave and `ready` passed. To be called again with the same record after OutcomeUnknown.
 
-    Raises Conflict, OutcomeUnknown, StoreError.
+    Raises Conflict, OutcomeUnknown, StoreError; Fenced if it stands and came too late.
     """
     commit(session.store, record, weak=session.weak, patience=session.patience)
+    check_seal(session.store, session.claim, record.key)
 
 
 def discard(session: Session, prefix: str) -> None:
@@ -145,11 +147,14 @@ def discard(session: Session, prefix: str) -> None:
 
 
 def stands(session: Session, record: CommitRecord) -> bool:
-    """Whether the record is there after all. Raises StoreError."""
+    """Whether the record is there after all. Raises StoreError; Fenced if it stands and came too late."""
     try:
-        return session.store.read(record.key).data == records.commit_bytes(record)
+        there = session.store.read(record.key).data == records.commit_bytes(record)
     except KeyMissing:
         return False
+    if there:
+        check_seal(session.store, session.claim, record.key)
+    return there
 
 
 def _store(session: Session, placed: Placed, prefix: str, tick: upload.Tick) -> dict[bytes, Uploaded]:

@@ -16,7 +16,15 @@ from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.folder import Place
 from dispatch_agent.checkpoint.save import Settling
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import CommitError, IntegrityError, OutcomeUnknown, SaveError, SourceChanged, StoreError
+from dispatch_agent.errors import (
+    CommitError,
+    Fenced,
+    IntegrityError,
+    OutcomeUnknown,
+    SaveError,
+    SourceChanged,
+    StoreError,
+)
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish import listing, pointer, publication, upload
@@ -267,6 +275,9 @@ class Publisher:
                 self._confirm(record)
             else:
                 self._publish(record)
+        except Fenced:
+            self._forget(record.order.ordinal)
+            raise
         except (SaveError, OutcomeUnknown) as error:
             return self._failed(record.save, record.order.ordinal, error)
         return Outcome(record.save, record.order.ordinal, "published", record)

@@ -33,6 +33,11 @@ class Part:
     files: int
     size: int
 
+    @property
+    def data(self) -> str:
+        """The key prefix that this part's try alone has; its manifest is below `data/` also where its files are not."""
+        return self.manifest.removesuffix(".json")
+
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
@@ -58,6 +63,11 @@ class CommitRecord:
     @property
     def key(self) -> str:
         return keys.commit_key(self.order)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it names the trainer's own files."""
+        return any(part.names == "raw" for part in self.parts)
 
     @property
     def size(self) -> int:
@@ -215,6 +225,28 @@ def parse_pointer(data: bytes) -> Pointer:
         prefix=_inside(_text(document, "prefix", keys.POINTER), keys.POINTER),
         names=_how(document, keys.POINTER),
     )
+
+
+def tombstone_bytes(order: Order, pruned_by: str, pruned_at: str) -> bytes:
+    """Who pruned a commit, and when; for people."""
+    return canonical(
+        {"format": FORMAT, "commit": keys.commit_key(order), "pruned_by": pruned_by, "pruned_at": pruned_at}
+    )
+
+
+def seal_bytes(epoch: int, sealed_by: str, sealed_at: str) -> bytes:
+    """Who sealed an epoch, and when; for people."""
+    return canonical({"format": FORMAT, "epoch": str(epoch), "sealed_by": sealed_by, "sealed_at": sealed_at})
+
+
+def resume_choice(data: bytes, key: str) -> Order | None:
+    """The commit that the ranks of an execution agreed to resume from; None: from nothing. Raises IntegrityError."""
+    commit = _document(data, key).get("commit")
+    order = keys.parse_commit_key(commit) if isinstance(commit, str) else None
+    if order is None and commit is not None:
+        msg = f"{key} has commit={commit!r}, which is no commit record; it is damaged or not ours"
+        raise IntegrityError(msg)
+    return order
 
 
 def _document(data: bytes, key: str) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
 from dispatch_agent.errors import AgentError, IntegrityError, NewerFormat, SettingsError
-from dispatch_agent.publish import keys, reader
+from dispatch_agent.publish import keys, listing, reader
+from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import Store
 
@@ -259,31 +260,51 @@ def restore_newest(
 ) -> Restored:
     """Bring the newest intact commit (of that encoded name) to `target`, falling back over damaged ones.
 
-    `damaged` is told of every commit that is passed over: its key and what is wrong. Raises Incomplete (nothing is
+    `damaged` is told of every commit that is passed over: its key and what is wrong. What a prune takes while it is
+    read is no damage: the newest is looked for again. Raises Incomplete (nothing is
     published), IntegrityError (all that is there is damaged, or the newest is and `fall_back` is off), Occupied,
     StoreError, SettingsError, AgentError.
     """
-    last: IntegrityError | None = None
-    for item in reader.published(store, save):
+    passed: dict[Order, IntegrityError] = {}
+    pruned: set[Order] = set()
+    while True:
+        item = next((i for i in reader.published(store, save) if i.order not in passed.keys() | pruned), None)
+        if item is None:
+            break
         try:
-            if item.record is None:
-                raise item.error or IntegrityError(keys.commit_key(item.order))
-            record = item.record
-            try:
-                tick = progress(record.save, record.size)
-                return restore(store, record, target, tick=tick, workers=workers, alone=alone)
-            except IntegrityError:
-                discard_partial(target, record)
-                raise
+            return _one(store, item, target, progress, workers, alone=alone)
         except NewerFormat:
             # Not damaged, only beyond this version: an older save in its place would be a silent step back.
             raise
         except IntegrityError as error:
-            last = error
+            if item.record is not None and listing.pruned(store, item.record):
+                pruned.add(item.order)
+                continue
+            passed[item.order] = error
             damaged(keys.commit_key(item.order), str(error))
             if not fall_back:
                 raise
-    if last is not None:
+    if passed:
+        last = passed[min(passed)]
         msg = f"everything published at {store.url} is damaged; the last: {last}"
         raise IntegrityError(msg) from last
     raise reader.nothing(store, save)
+
+
+def _one(
+    store: Store,
+    item: reader.Published,
+    target: Path,
+    progress: Callable[[str, int], Tick],
+    workers: int,
+    *,
+    alone: bool,
+) -> Restored:
+    if item.record is None:
+        raise item.error or IntegrityError(keys.commit_key(item.order))
+    tick = progress(item.record.save, item.record.size)
+    try:
+        return restore(store, item.record, target, tick=tick, workers=workers, alone=alone)
+    except IntegrityError:
+        discard_partial(target, item.record)
+        raise
