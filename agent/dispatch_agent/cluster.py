@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dispatch_agent import prologue
 from dispatch_agent.errors import Refused, SettingsError
@@ -24,6 +25,36 @@ _HET_NODES = re.compile(r"SLURM_JOB_NUM_NODES_HET_GROUP_[0-9]+")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 # torchrun takes `4`, or `2:4` for an elastic job.
 _NODE_COUNT = re.compile(r"(?:[1-9][0-9]{0,8}:)?([1-9][0-9]{0,8})", re.ASCII)
+
+# Ours, since only the dispatcher defines names that begin with DISPATCH_. Each is a reference to the pod's metadata.
+_JOB_RESTART = "AGENT_K8S_JOB_RESTART"
+_IN_PLACE_RESTART = "AGENT_K8S_IN_PLACE_RESTART"
+_EXECUTION = "AGENT_K8S_EXECUTION"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetCounters:
+    """JobSet's own later counters, None where they are not passed: reported only, they change no epoch and no attempt.
+
+    `job_restart`: how often JobSet made this Job anew alone. `in_place_restart`: how often it restarted this pod's
+    containers in place. Neither raises what the identity is made of. `execution`: JobSet's own count of executions.
+    `weakened`: a sentence for each that says that another run may have had the same identity, or that cannot be read.
+    """
+
+    job_restart: int | None
+    in_place_restart: int | None
+    execution: int | None
+    weakened: tuple[str, ...]
+
+    @property
+    def seen(self) -> dict[str, int]:
+        """The counters that were passed, by name."""
+        counts = {
+            "job_restart": self.job_restart,
+            "in_place_restart": self.in_place_restart,
+            "execution": self.execution,
+        }
+        return {name: count for name, count in counts.items() if count is not None}
 
 
 def read_identity(environ: Mapping[str, str]) -> Identity:
@@ -63,6 +94,32 @@ def read_rank(environ: Mapping[str, str]) -> int | None:
         message = f"{seen}: give the rank with --rank"
         raise SettingsError(message)
     return next(iter(found.values()), None)
+
+
+def read_counters(environ: Mapping[str, str]) -> JobSetCounters:
+    """JobSet's later counters from AGENT_K8S_JOB_RESTART, AGENT_K8S_IN_PLACE_RESTART and AGENT_K8S_EXECUTION.
+
+    Empty is what the Downward API gives for a label or annotation that is not there. A value that is no count is said
+    in `weakened` and raises nothing: what is only reported must not stop a publisher.
+    """
+    counts: dict[str, int | None] = {}
+    weakened = []
+    for name in (_JOB_RESTART, _IN_PLACE_RESTART, _EXECUTION):
+        text = environ.get(name, "")
+        counts[name] = int(text) if _NUMBER.fullmatch(text) else None
+        if text and counts[name] is None:
+            weakened.append(f"{name} is {text!r}, not a count, so whether this identity ran before cannot be told")
+    if count := counts[_JOB_RESTART]:
+        weakened.append(
+            f"JobSet made this Job anew {count} time(s) without raising restart-attempt ({_JOB_RESTART}): another run "
+            f"of this rank may have had the same epoch and attempt; let failures restart the whole JobSet"
+        )
+    if count := counts[_IN_PLACE_RESTART]:
+        weakened.append(
+            f"JobSet restarted this pod's containers {count} time(s) in place ({_IN_PLACE_RESTART}): each run had the "
+            f"same epoch and attempt; use the restart strategy Recreate or BlockingRecreate"
+        )
+    return JobSetCounters(counts[_JOB_RESTART], counts[_IN_PLACE_RESTART], counts[_EXECUTION], tuple(weakened))
 
 
 def read_nodes(environ: Mapping[str, str]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_agent.cluster import read_identity, read_nodes, read_rank
+from dispatch_agent.cluster import JobSetCounters, read_counters, read_identity, read_nodes, read_rank
 from dispatch_agent.errors import Refused, SettingsError
 from dispatch_agent.identity import Identity
 
@@ -88,3 +88,45 @@ def test_as_many_nodes_are_seen_as_any_count_shows(environ: dict[str, str], node
 def test_a_node_count_that_is_no_number_is_a_wrong_setting(text: str) -> None:
     with pytest.raises(SettingsError, match="not a number of nodes"):
         read_nodes({"PET_NNODES": text})
+
+
+NEVER_RESTARTED = {"AGENT_K8S_JOB_RESTART": "0", "AGENT_K8S_IN_PLACE_RESTART": "0", "AGENT_K8S_EXECUTION": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "seen"),
+    [
+        ({}, {}),
+        (dict.fromkeys(NEVER_RESTARTED, ""), {}),
+        (NEVER_RESTARTED, {"job_restart": 0, "in_place_restart": 0, "execution": 7}),
+    ],
+)
+def test_counters_that_are_absent_or_zero_weaken_nothing(environ: dict[str, str], seen: dict[str, int]) -> None:
+    assert read_counters(environ).seen == seen
+    assert read_counters(environ).weakened == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("AGENT_K8S_IN_PLACE_RESTART", "JobSet restarted this pod's containers 2 time(s) in place"),
+        ("AGENT_K8S_JOB_RESTART", "JobSet made this Job anew 2 time(s) without raising restart-attempt"),
+    ],
+)
+def test_a_restart_that_raised_no_counter_of_the_identity_weakens_it(name: str, said: str) -> None:
+    (reason,) = read_counters({**NEVER_RESTARTED, name: "2"}).weakened
+    assert reason.startswith(f"{said} ({name})")
+
+
+@pytest.mark.parametrize("name", NEVER_RESTARTED)
+@pytest.mark.parametrize("text", ["x", "-1", "01", " 1", "1e3", "\u0661", "\udcff", "9" * 5000])
+def test_a_counter_that_is_no_count_is_said_and_stops_nobody(name: str, text: str) -> None:
+    counters = read_counters({name: text})
+    assert counters == JobSetCounters(None, None, None, counters.weakened)
+    assert len(counters.weakened) == 1
+    assert f"{name} is {text!r}, not a count" in counters.weakened[0]
+
+
+def test_no_such_counter_changes_the_identity() -> None:
+    environ = {"SLURM_JOB_ID": "4711", "DISPATCH_SUBMISSION": "3"}
+    assert read_identity({**environ, **dict.fromkeys(NEVER_RESTARTED, "9")}) == read_identity(environ)

@@ -114,7 +114,26 @@ def test_identity_as_json_has_the_epoch_as_a_string(monkeypatch: pytest.MonkeyPa
         "generation": 18_000_000,
         "submission": 999_999,
         "restart": 999_999,
+        "jobset": {},
+        "weakened": [],
     }
+
+
+def test_identity_reports_jobsets_later_counters_beside_what_they_do_not_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in PAIR.items():
+        monkeypatch.setenv(name, value)
+    before = json.loads(CliRunner().invoke(identity_command, ["--json"], catch_exceptions=False).output)
+    monkeypatch.setenv("AGENT_K8S_IN_PLACE_RESTART", "2")
+    monkeypatch.setenv("AGENT_K8S_EXECUTION", "5")
+    answer = json.loads(CliRunner().invoke(identity_command, ["--json"], catch_exceptions=False).output)
+    assert answer.pop("jobset") == {"in_place_restart": 2, "execution": 5}
+    (reason,) = answer.pop("weakened")
+    assert "2 time(s) in place" in reason
+    assert answer == {name: value for name, value in before.items() if name not in {"jobset", "weakened"}}
+    output = CliRunner().invoke(identity_command, catch_exceptions=False).output
+    assert "jobset   in place restart 2\njobset   execution 5\nidentity weakened: JobSet restarted" in output
 
 
 def test_no_identity_is_a_refusal() -> None:

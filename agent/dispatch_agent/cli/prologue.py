@@ -146,9 +146,11 @@ def identity_command(as_json: bool) -> None:
     """Print the identity that this environment gives, and which inputs it came from.
 
     Takes either the cluster's counters or a finished pair, as every container of a job has them. Exits 125 where
-    the prologue would refuse.
+    the prologue would refuse. JobSet's later counters are shown if they are passed, and change nothing; one that
+    says that another run may have had this identity makes it `weakened`.
     """
     identity = cluster.read_identity(os.environ)
+    counters = cluster.read_counters(os.environ)
     generation, submission, restart = split_epoch(identity.epoch)
     if as_json:
         facts = {
@@ -160,6 +162,8 @@ def identity_command(as_json: bool) -> None:
             "generation": generation,
             "submission": submission,
             "restart": restart,
+            "jobset": counters.seen,
+            "weakened": counters.weakened,
         }
         click.echo(json.dumps(facts))
         return
@@ -167,6 +171,10 @@ def identity_command(as_json: bool) -> None:
     click.echo(f"epoch    {identity.epoch} (generation {generation}, submission {submission}, restart {restart})")
     click.echo(f"attempt  {identity.attempt}")
     click.echo(f"source   {identity.source} ({_INPUTS[identity.source]})")
+    for name, count in counters.seen.items():
+        click.echo(f"jobset   {name.replace('_', ' ')} {count}")
+    for reason in counters.weakened:
+        click.echo(f"identity weakened: {reason}")
 
 
 _INPUTS = {
