@@ -70,10 +70,11 @@ class Execution:
 
 @dataclass
 class Bench:
-    """Publishers of the product in this process, on one store and one clock."""
+    """Publishers of the product in this process, on one store and one clock; `weak`: as on one without conditions."""
 
     store: Store
     clock: Clock = field(default_factory=FakeClock)
+    weak: bool = False
     lines: list[str] = field(default_factory=list)
     nonces: list[str] = field(default_factory=list)
 
@@ -87,7 +88,7 @@ class Bench:
             execution.identity,
             folder or execution.folder,
             rank=rank,
-            weak=False,
+            weak=self.weak,
             in_place=False,
             workers=1,
             name="test",

@@ -234,6 +234,11 @@ def _who(given: dict[str, Any]) -> tuple[Identity, int, bool, Log]:
     )
     for sentence in unknown_variables(os.environ, known_variables()):
         log.warning("settings", reason=sentence)
+    counters = cluster.read_counters(os.environ)
+    if counters.seen:
+        log.info("jobset", **counters.seen)
+    for sentence in counters.weakened:
+        log.warning("identity weakened", reason=sentence)
     role = check_ranks(rank, cluster.read_nodes(os.environ), given["shared_volume"])
     return identity, rank, role == "stand by", log
 
