@@ -79,7 +79,13 @@ class Bench:
     nonces: list[str] = field(default_factory=list)
 
     def publisher(
-        self, execution: Execution, *, rule: str = "marker", rank: int = 0, folder: Path | None = None
+        self,
+        execution: Execution,
+        *,
+        rule: str = "marker",
+        rank: int = 0,
+        folder: Path | None = None,
+        in_place: bool = False,
     ) -> Publisher:
         """A publisher start without the folder's lock, so that several can be at work at once."""
         self.nonces.append(secrets.token_hex(6))
@@ -89,7 +95,7 @@ class Bench:
             folder or execution.folder,
             rank=rank,
             weak=self.weak,
-            in_place=False,
+            in_place=in_place,
             workers=1,
             name="test",
             nonce=self.nonces[-1],
