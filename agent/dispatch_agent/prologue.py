@@ -230,8 +230,9 @@ def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: 
     except FileExistsError:
         if not allow_restart:
             raise Refusal(
-                b"rank %b already ran under attempt %b: %b is there, so the counters repeated; start a new execution, "
-                b"or weaken the identity with --allow-rank-restart" % (rank, launch.attempt, marker)
+                b"rank %b already ran under attempt %b: %b is there, so the counters repeated, or another execution's "
+                b"folder was copied; start a new execution, or weaken the identity with --allow-rank-restart"
+                % (rank, launch.attempt, marker)
             ) from None
         _say(b"identity weakened: rank %b runs again under attempt %b, as it was allowed to" % (rank, launch.attempt))
         return b""

@@ -14,21 +14,24 @@ from typing import Literal
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.folder import Place
-from dispatch_agent.checkpoint.save import Settling
+from dispatch_agent.checkpoint.save import Settling, Signal
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import (
     CommitError,
+    Conflict,
     Fenced,
     IntegrityError,
     OutcomeUnknown,
     SaveError,
     SourceChanged,
+    StoreDenied,
     StoreError,
 )
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Level, Log
-from dispatch_agent.publish import listing, pointer, publication, upload
+from dispatch_agent.publish import listing, publication, upload
 from dispatch_agent.publish.claims import check_fence, claim
+from dispatch_agent.publish.following import Follower
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.placing import Placer, Rule
@@ -146,19 +149,17 @@ class Publisher:
     ) -> None:
         """`progress` is given a save and its bytes, and gives what is called with every piece that went by; it may
         raise to stop. `points`: the store can replace conditionally, so there is a pointer to move.
-        Raises StoreError, IntegrityError."""
+        Raises StoreError, IntegrityError, Conflict (the folder is a copy of the one that the term belongs to)."""
         self.session = session
         self.placer = Placer(session.folder, rule, session.clock, log)
         self.log = log
         self.progress = progress
-        self.points = points
+        self.follower = Follower(session, log, points=points)
         self._committed: dict[int, Order] = {}
         self._finished = bookkeeping.already(session.folder, session.store.url)
         self._prepared: dict[int, CommitRecord] = {}
         self._sent: set[int] = set()
         self._retry: dict[int, _Tried] = {}
-        self._pointer_seen = False
-        self._behind: CommitRecord | None = None
         self._litter: list[str] = []
         self.pending: tuple[str, ...] = ()
         self._list_committed()
@@ -172,9 +173,27 @@ class Publisher:
     def _catch_up(self, order: Order) -> None:
         """Move the pointer to our newest commit: a publisher killed between the two leaves it behind."""
         try:
-            self._advance(listing.read_commit(self.session.store, order))
+            record = listing.read_commit(self.session.store, order)
         except (KeyMissing, IntegrityError) as error:
             self.log.error("commit unreadable", commit=str(order), error=str(error))
+            return
+        self._check_origin(record)
+        self.follower.follow(record)
+
+    def _check_origin(self, record: CommitRecord) -> None:
+        """Whether our newest commit came from this folder as it is. A copy has the same folder id and so the same
+        term: its own saves would be taken for those that the other one has published in their places."""
+        place = next((place for place in self.placer.places() if place.number == record.order.ordinal), None)
+        signal = Signal(record.rule, record.mark, record.newest_ns, record.sequence, record.token)
+        if place is None or (names.encode(place.name), place.signal) != (record.save, signal):
+            found = f"holds another save or content, {names.shown(place.name)}" if place else "is empty"
+            msg = (
+                f"{self.session.folder} is not the folder that {record.key} ({record.save}) was published from: its "
+                f"place {record.order.ordinal} {found}. It was copied, or put back to an earlier state. To publish it "
+                f"as a folder of its own, whose term fences the other one, remove execution.json, order and already "
+                f"from its .dispatch"
+            )
+            raise Conflict(msg)
 
     @property
     def unsure(self) -> bool:
@@ -200,8 +219,7 @@ class Publisher:
         view = self.placer.view()
         pending = self.placer.place(view, only, self._done)
         self.pending = tuple(placed.name for placed in pending)
-        if self._behind is not None:
-            self._advance(self._behind)
+        self.follower.catch_up()
         outcomes = [self._settle(record) for record in list(self._prepared.values())]
         due = [placed for placed in pending if self._may_try(placed)]
         if due:
@@ -285,7 +303,9 @@ class Publisher:
     def _failed(self, save: str, ordinal: int, error: SaveError | StoreError | OutcomeUnknown) -> Outcome:
         count = self._retry.get(ordinal, _NO_TRY).count + 1
         pause = min(RETRY_LONGEST, RETRY_FIRST * 2 ** (count - 1))
-        self._retry[ordinal] = _Tried(count, self.session.clock.monotonic() + pause, not error.retryable)
+        # Credentials are renewed; a key that is too long does not get shorter.
+        hopeless = not (error.retryable or isinstance(error, StoreDenied))
+        self._retry[ordinal] = _Tried(count, self.session.clock.monotonic() + pause, hopeless)
         level: Level = "info" if isinstance(error, SourceChanged) else "error"
         self.log.once(level, f"{save}: {error}", "not published", save=save, ordinal=ordinal, error=str(error))
         return Outcome(save, ordinal, "failed", error=error)
@@ -328,34 +348,7 @@ class Publisher:
             bytes=record.size,
             commit=record.key,
         )
-        self._advance(record)
-
-    def _advance(self, record: CommitRecord) -> None:
-        """Move the pointer to `record`, or to a greater one that it could not be moved to before."""
-        if not self.points:
-            return
-        if self._behind is not None and self._behind.order > record.order:
-            record = self._behind
-        self._behind = None
-        try:
-            named = pointer.advance(
-                self.session.store, record, known=self._pointer_seen, patience=self.session.patience
-            )
-        except IntegrityError as error:
-            self.log.once("error", str(error), "pointer", error=str(error))
-        except OutcomeUnknown as error:
-            self._behind = record  # a later pass tries again, also if no save comes any more
-            self.log.once("warning", record.key, "pointer", error=str(error))
-        else:
-            self._pointer_seen = True
-            try:
-                pointer.link(self.session.store, self.session.patience)
-            except StoreError as error:
-                # For people only: nothing that reads the store follows it.
-                self.log.once("warning", "latest link", "no latest link", reason=str(error))
-            if named.epoch > record.order.epoch:
-                # Frozen between its last look at the fence and its commit: in its place, and not the newest.
-                self.log.warning("superseded", save=record.save, commit=record.key, newer_epoch=str(named.epoch))
+        self.follower.follow(record)
 
     def _previous(self, place: Place) -> Previous:
         """The last committed generation of the same name before `place`."""
