@@ -13,11 +13,13 @@ from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.posix import PosixStore
 
 S3 = {"s3", "s3a"}
+AZURE = {"abfs", "abfss", "az"}
+GCS = {"gs", "gcs"}
 
 
 def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
     """The store at `url`: a folder's path (relative ones are below the current folder), file://, s3://bucket/prefix,
-    memory://name, or any URL that fsspec knows.
+    gs://bucket/prefix, abfs://container/prefix, memory://name, or any URL that fsspec knows.
 
     `options` are fsspec's storage options for this kind of URL (endpoint_url, profile, client_kwargs, ...). What is not
     given is taken from where the SDKs look: environment, config files, the instance. Open it in the process that uses
@@ -42,7 +44,12 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
         return _folder("/" + unquote(path), options)
     if scheme == "memory":
         return MemoryStore(rest.strip("/"))
-    return _s3(url, rest, options or {}) if scheme in S3 else _generic(url, scheme, options or {})
+    given = options or {}
+    if scheme in S3:
+        return _s3(url, rest, given)
+    if scheme in AZURE:
+        return _azure(url, rest, given)
+    return _generic(url, scheme, given)
 
 
 def _folder(path: str, options: Mapping[str, object] | None) -> Store:
@@ -53,15 +60,36 @@ def _folder(path: str, options: Mapping[str, object] | None) -> Store:
 
 
 def _s3(url: str, rest: str, options: Mapping[str, object]) -> Store:
-    bucket, _, prefix = rest.partition("/")
-    prefix = prefix.strip("/")
-    if not bucket or any(part in {"", ".", ".."} for part in prefix.split("/") if prefix) or "?" in rest or "#" in rest:
-        msg = f"the destination is {url!r}: an S3 URL is s3://bucket or s3://bucket/prefix"
-        raise SettingsError(msg)
+    bucket, prefix = _bucket(url, rest, "an S3 URL is s3://bucket or s3://bucket/prefix")
     _need("s3fs", url, "s3")
     from dispatch_agent.store.s3 import S3Store  # noqa: PLC0415 (folders must not need s3fs)
 
     return S3Store(bucket, prefix, options)
+
+
+def _azure(url: str, rest: str, options: Mapping[str, object]) -> Store:
+    """Also abfs://container@account.dfs.core.windows.net/prefix, as Hadoop writes it."""
+    container, prefix = _bucket(url, rest, "an Azure URL is abfs://container or abfs://container/prefix")
+    shown = f"abfs://{container}/{prefix}".rstrip("/")
+    container, at, host = container.partition("@")
+    if at:
+        account, _, _ = host.partition(".")
+        options = {"account_name": account, "account_host": host.replace(".dfs.", ".blob.", 1), **options}
+    _need("adlfs", url, "azure")
+    from dispatch_agent.store.azure import AzureStore  # noqa: PLC0415 (folders must not need adlfs)
+
+    return AzureStore(shown, container, prefix, options)
+
+
+def _bucket(url: str, rest: str, form: str) -> tuple[str, str]:
+    """Bucket and prefix of what follows the scheme."""
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not bucket or any(part in {"", ".", ".."} for part in prefix.split("/") if prefix) or "?" in rest or "#" in rest:
+        shown, query, _ = url.partition("?")  # a signature may stand there
+        msg = f"the destination is {shown + ('?...' if query else '')!r}: {form}"
+        raise SettingsError(msg)
+    return bucket, prefix
 
 
 def _generic(url: str, scheme: str, options: Mapping[str, object]) -> Store:

@@ -1,0 +1,27 @@
+"""Work on fsspec's one event loop, given by the threads that use a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from fsspec.asyn import get_loop
+
+T = TypeVar("T")
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start work on the loop."""
+    return asyncio.run_coroutine_threadsafe(work, get_loop())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Do work on the loop. Interrupting the wait cancels it, though what was sent may still be applied."""
+    future = submit(work)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
