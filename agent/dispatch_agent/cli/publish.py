@@ -1,40 +1,26 @@
-"""`publish …`: watch, publish, complete, latest, list, restore, verify, probe."""
+"""`publish …`: watch, publish and complete; the other commands are gathered here."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
-import secrets
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from dispatch_agent import __version__, cluster
-from dispatch_agent.checkpoint import completion, names, scan
 from dispatch_agent.checkpoint import folder as bookkeeping
+from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.checkpoint.save import Complete
-from dispatch_agent.cli import display, options, reading, retention
-from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
+from dispatch_agent.cli import display, options, reading, recovery, retention, signals, starting
+from dispatch_agent.cli.environment import CLOCK
 from dispatch_agent.errors import Incomplete, SettingsError
-from dispatch_agent.identity import Identity
-from dispatch_agent.logs import Log, to_stream
+from dispatch_agent.logs import Log
 from dispatch_agent.publish import oneshot, watcher
 from dispatch_agent.publish.placing import Rule
-from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Abort, Stop, Tally
-from dispatch_agent.settings import (
-    PublishSettings,
-    check_ranks,
-    execution_folder,
-    unknown_variables,
-)
-from dispatch_agent.store.base import Store
-from dispatch_agent.store.posix import PosixStore
+from dispatch_agent.settings import execution_folder
 
 if TYPE_CHECKING:
     from dispatch_agent.checkpoint.watch import Watcher
@@ -113,24 +99,25 @@ def watch(
     Reads the identity as `dispatch-agent exec` does: the cluster's counters, or DISPATCH_EPOCH and DISPATCH_ATTEMPT.
     SIGTERM publishes what is complete and exits 0; a second one ends at once.
     """
-    identity, rank, stand_by, log = _who(given)
+    identity = cluster.read_identity(os.environ)
+    rank, stand_by, log = starting.place_of(identity, given)
     where = execution_folder(folder, root, identity.attempt)
     stop, tally = Stop(), Tally()
     if stand_by:
         log.info("standing by", reason=f"rank {rank}: rank 0 publishes for all ranks of a shared volume")
         with contextlib.suppress(Abort):
-            _on_signals(stop, drain_timeout)
+            signals.drain_on_signals(stop, drain_timeout)
             stop.drain.wait()
         return
-    starter = _starter(given, identity, rank, where, root, log)
+    starter = starting.starter(given, starting.store_for(given, where, root), identity, rank, where, log)
     wakes = _wakes(where, stop, events, rescan, log)
     try:
-        _on_signals(stop, drain_timeout)
+        signals.drain_on_signals(stop, drain_timeout)
         wakes.start()
         watcher.watch(starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout)
         if tally.fenced and on_fenced == "wait" and not once:
             watcher.stand_aside(stop, tally, CLOCK, log)
-        _ignore_signals()
+        signals.ignore()
         wakes.stop()
     except Abort:
         log.warning("aborted", drain_timeout=drain_timeout)
@@ -177,7 +164,8 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
     If a `publish watch` has that folder, hands the save over to it and waits for its commit.
     """
     path = Path(os.path.abspath(path))
-    identity, rank, stand_by, log = _who(given)
+    identity = cluster.read_identity(os.environ)
+    rank, stand_by, log = starting.place_of(identity, given)
     if stand_by:
         msg = f"rank {rank} does not publish on a shared volume: run this on rank 0, or give --rank 0"
         raise SettingsError(msg)
@@ -185,7 +173,9 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
         msg = f"there is no save at {path}"
         raise Incomplete(msg)
     by_word = given["complete"] is None
-    starter = _starter({**given, "complete": given["complete"] or "marker"}, identity, rank, path.parent, None, log)
+    given["complete"] = given["complete"] or "marker"
+    store = starting.store_for(given, path.parent, None)
+    starter = starting.starter(given, store, identity, rank, path.parent, log)
     stood = _marked(path, starter.rule)
     if by_word and not stood:
         bookkeeping.mark_complete(path, anywhere=True)
@@ -225,61 +215,12 @@ def complete(path: Path, token: str) -> None:
     click.echo(f"complete: {names.shown(marker.name)} (number {marker.sequence})")
 
 
-def _who(given: dict[str, Any]) -> tuple[Identity, int, bool, Log]:
-    """The identity, the rank, whether this rank stands by, and a log that carries them."""
-    identity = cluster.read_identity(os.environ)
-    rank = given["rank"] if given["rank"] is not None else cluster.read_rank(os.environ) or 0
-    log = Log(to_stream(sys.stderr), CLOCK, given["log_format"], given["log_level"]).bind(
-        epoch=str(identity.epoch), attempt=identity.attempt, rank=rank
-    )
-    for sentence in unknown_variables(os.environ, known_variables()):
-        log.warning("settings", reason=sentence)
-    counters = cluster.read_counters(os.environ)
-    if counters.seen:
-        log.info("jobset", **counters.seen)
-    for sentence in counters.weakened:
-        log.warning("identity weakened", reason=sentence)
-    role = check_ranks(rank, cluster.read_nodes(os.environ), given["shared_volume"])
-    return identity, rank, role == "stand by", log
-
-
 def _marked(path: Path, rule: Rule) -> bool:
     """Whether the save stands marked as it is: to mark it once more would give an old save a new place."""
     survey = scan.survey(path.parent)
     return any(
         save.name == os.fsencode(path.name) and isinstance(rule.judge(save, survey, 0.0), Complete)
         for save in survey.saves
-    )
-
-
-def _starter(
-    given: dict[str, Any], identity: Identity, rank: int, folder: Path, root: Path | None, log: Log
-) -> Starter:
-    settings = PublishSettings(
-        accept_weak_store=given["accept_weak_store"],
-        in_place=given["in_place"],
-        workers=given["workers"],
-    )
-    rule = completion.parse_rule(given["complete"], expect_ranks=given["expect_ranks"], settle=given["settle"])
-    store = open_destination(given)
-    if settings.in_place:
-        _check_in_place(store, folder, root)
-    elif isinstance(store, PosixStore) and Path(store.url).resolve().is_relative_to(folder.resolve()):
-        msg = f"the destination {store.url} lies in {folder}, whose content is published: choose a folder outside"
-        raise SettingsError(msg)
-    return Starter(
-        store=store,
-        identity=identity,
-        folder=folder,
-        settings=settings,
-        rule=rule,
-        rank=rank,
-        clock=CLOCK,
-        log=log,
-        progress=display.progress("uploading", CLOCK),
-        draw_nonce=lambda: secrets.token_hex(6),
-        draw=random.random,
-        environ=os.environ,
     )
 
 
@@ -296,47 +237,13 @@ def _wakes(folder: Path, stop: Stop, events: Events, rescan: float, log: Log) ->
     return Watcher(folder, stop.wake.set, mode=events, clock=CLOCK, poll=rescan, said=said)
 
 
-def _check_in_place(store: Store, folder: Path, root: Path | None) -> None:
-    """The store's root must be the checkpoint root: a commit names files by their place below it."""
-    expected = root or folder.parent.parent
-    if not isinstance(store, PosixStore) or store.path("exec").parent.resolve() != expected.resolve():
-        msg = f"--in-place: the destination {store.url} is not the checkpoint root {expected}; make them one"
-        raise SettingsError(msg)
-    if folder.resolve().parent != (expected / "exec").resolve():
-        msg = f"--in-place: {folder} is not directly below {expected / 'exec'}"
-        raise SettingsError(msg)
-
-
-def _on_signals(stop: Stop, drain_timeout: float) -> None:
-    """The first SIGTERM or SIGINT drains, within a bound; a second one, or the bound, aborts."""
-
-    def abort(_number: int, _frame: FrameType | None) -> None:
-        _ignore_signals()  # before it is raised: nothing may interrupt those who handle it
-        raise Abort
-
-    def drain(_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-            signal.signal(number, abort)
-        signal.setitimer(signal.ITIMER_REAL, drain_timeout)
-        stop.ask()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, drain)
-
-
-def _ignore_signals() -> None:
-    """The end is near anyway: nothing may interrupt the last words."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN)
-
-
 for command in (
     reading.latest,
     reading.list_commits,
     reading.restore,
     reading.verify,
     reading.probe,
+    recovery.recover,
     retention.prune,
 ):
     publish.add_command(command)

@@ -55,6 +55,15 @@ def claim(
     return Claim(epoch, attempt, rank, folder, term)
 
 
+def rank_of(store: Store, epoch: int, folder: str) -> int | None:
+    """The rank that a folder was claimed for; None if it never was. Raises IntegrityError, StoreError."""
+    for item in store.list(keys.claims_prefix(epoch)):
+        parsed = keys.parse_folder_claim(item.key.rpartition("/")[2])
+        if parsed and records.folder_of_claim(store.read(item.key).data, item.key) == folder:
+            return parsed[0]
+    return None
+
+
 def check_fence(store: Store, mine: Claim) -> None:
     """Two listings. Raises Fenced if a newer epoch has a commit, or a later folder publishes for this rank."""
     newest = max((e for e in map(keys.parse_epoch_folder, store.folders(keys.COMMITS)) if e is not None), default=0)

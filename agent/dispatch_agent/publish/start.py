@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -24,7 +25,10 @@ from dispatch_agent.store.probe import probe
 
 @dataclass(slots=True)
 class Starter:
-    """Starts publishers for one folder. `draw_nonce` and `draw` are the only randomness; both are passed in."""
+    """Starts publishers for one folder. `draw_nonce` and `draw` are the only randomness; both are passed in.
+
+    `beside_from` (monotonic seconds): from then on a folder that another publisher has is published beside it.
+    """
 
     store: Store
     identity: Identity
@@ -38,12 +42,13 @@ class Starter:
     draw_nonce: Callable[[], str]
     draw: Callable[[], float]
     environ: Mapping[str, str]
+    beside_from: float = math.inf
     _lock: bookkeeping.FolderLock | None = None
     _found: Capabilities | None = None
 
     def __call__(self) -> Publisher:
         """A publisher that has claimed. Raises StandBy, StoreTooWeak, and what `open_session` raises."""
-        found = self._probe()
+        found = self.prove()
         if not self.folder.is_dir():
             # Making it would make it ours: a trainer under another UID could then not write into it.
             missing = next(p for p in reversed([self.folder, *self.folder.parents]) if not p.is_dir())
@@ -51,12 +56,14 @@ class Starter:
             if missing not in (self.folder, self.folder.parent):
                 msg = f"{msg}. Not even {missing} is there: is that the right volume?"
             raise StandBy(msg)
-        if self._lock is not None:
-            self._lock.release()  # of a folder that may not be there any more
+        self.release()  # of a folder that may not be there any more
         self._lock = bookkeeping.lock(self.folder, self.store.url)
         if not self._lock.acquire():
-            msg = f"another publisher has {self.folder}"
-            raise StandBy(msg)
+            if self.clock.monotonic() < self.beside_from:
+                msg = f"another publisher has {self.folder}"
+                raise StandBy(msg)
+            # The lock only spares work: nonces and places keep two publishers of one folder apart.
+            self.log.warning("beside", reason=f"another publisher still has {self.folder}")
         patience = Patience(self.clock, self.draw)
         session = open_session(
             self.store,
@@ -75,7 +82,13 @@ class Starter:
         log.info("claimed", store=self.store.url, folder=str(self.folder))
         return Publisher(session, self.rule, log, self.progress, points=found.conditional_replace.value != "no")
 
-    def _probe(self) -> Capabilities:
+    def release(self) -> None:
+        """Give the folder back to other publishers, if it was taken."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def prove(self) -> Capabilities:
+        """What the store can do, probed once. Raises StoreTooWeak, StoreError."""
         if self._found is None:
             found = probe(self.store)
             for sentence in found.saw:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dispatch_agent.checkpoint.save import Settling
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import (
     AgentError,
@@ -26,7 +27,7 @@ from dispatch_agent.errors import (
     StoreTooWeak,
 )
 from dispatch_agent.logs import Level, Log
-from dispatch_agent.publish.publisher import Pass, Publisher, StandBy
+from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy
 
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
 """Seconds between two passes that failed as a whole."""
@@ -58,8 +59,9 @@ class Stop:
 class Tally:
     """Counted over the life of one watch, so that a silent stop cannot hide.
 
-    `published` and `already` are what this watch did; `stand` are the saves whose newest content is published, by it or
-    before; `incomplete` and `unpublished` are what the last pass left.
+    `published` and `already` are what this watch did, and `outcomes` the last of every place by its ordinal; `stand`
+    are the saves whose newest content is published, by it or before; `incomplete` and `unpublished` are what the last
+    pass left.
     """
 
     passes: int = 0
@@ -68,7 +70,8 @@ class Tally:
     published: int = 0
     already: int = 0
     stand: int = 0
-    incomplete: tuple[str, ...] = ()
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    incomplete: tuple[tuple[str, Settling], ...] = ()
     unpublished: tuple[str, ...] = ()
     unsure: bool = False
     under_way: bool = False
@@ -186,7 +189,8 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.stand = done.stand
     tally.published += sum(outcome.result == "published" for outcome in done.outcomes)
     tally.already += sum(outcome.result == "already" for outcome in done.outcomes)
-    tally.incomplete = tuple(save for save, _ in done.waiting)
+    tally.outcomes |= {outcome.ordinal: outcome for outcome in done.outcomes}
+    tally.incomplete = done.waiting
     tally.unpublished = done.unpublished
     tally.unsure = publisher.unsure
 

@@ -1,0 +1,400 @@
+"""`publish recover`: the next execution publishes what older ones left complete in their folders, oldest first.
+
+    look     -> every folder in `exec/` but one's own: whose it is, what in it is complete. Only the disk.
+    list     -> every commit, once: what is fenced, and what it still holds
+    publish  -> the rest, as each folder's own publisher would: its epoch, attempt, folder id and term
+
+Safety rests on what it rests on everywhere: places, nonces, claims and the fence. A living owner is waited for only to
+spare work. What is incomplete is reported as abandoned, and nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from dispatch_agent.checkpoint import folder as bookkeeping
+from dispatch_agent.checkpoint import names
+from dispatch_agent.checkpoint.folder import Execution, Place
+from dispatch_agent.checkpoint.save import Settling, Snapshot, Survey, Verdict
+from dispatch_agent.clock import Clock
+from dispatch_agent.errors import (
+    AgentError,
+    CommitError,
+    DrainTimeout,
+    EpochCollision,
+    IntegrityError,
+    OutcomeUnknown,
+    Refused,
+    StoreError,
+)
+from dispatch_agent.identity import Identity, parse_attempt, parse_epoch
+from dispatch_agent.publish import listing, watcher
+from dispatch_agent.publish.claims import rank_of
+from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.placing import Placer, Rule, View
+from dispatch_agent.publish.publisher import Publisher
+from dispatch_agent.publish.start import Starter
+from dispatch_agent.publish.watcher import Abort, Stop, Tally
+
+STORE_AWAY = 60.0
+"""Seconds for which a store that does not answer is tried again."""
+RESCAN = 2.0
+"""The longest time, in seconds, between two looks at a folder that is being recovered."""
+SLACK = 2.0
+"""Seconds beyond a rule's own time after which a save counts as still being written."""
+
+OUT_OF_TIME = "time ran out while it was published"
+NOT_REACHED = "the recovery ended before it was reached"
+
+_FOLDER_ID = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
+_T = TypeVar("_T")
+
+Result = Literal["published", "already", "abandoned", "left"]
+State = Literal["recovered", "fenced", "left", "refused", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What became of one save of an older execution. `name` is percent-encoded, `commit` a key or empty.
+
+    `published` and `already` are what this recovery did; `abandoned` is incomplete, `left` complete and not published:
+    both stay as they are, for `reason`.
+    """
+
+    name: str
+    result: Result
+    reason: str = ""
+    commit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What became of one entry of `exec/`. `name` is percent-encoded; `execution` is None where no record says it.
+
+    `recovered`: everything complete in it is published. `fenced`: a newer execution has published, so nothing more of
+    it is. `left`: something complete is not published. `refused` and `unknown`: not looked into, for `reason`.
+    `standing` counts the saves whose newest content was published before. `error` is what a command ends with for it.
+    """
+
+    name: str
+    state: State
+    execution: Execution | None = None
+    reason: str = ""
+    standing: int = 0
+    saves: tuple[Save, ...] = ()
+    error: AgentError | None = None
+
+
+class _NotOurs(Exception):
+    """Nothing can be published for this entry of `exec/`, and why."""
+
+    def __init__(self, reason: str, state: State = "refused", execution: Execution | None = None) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.execution = execution
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    """An older execution's folder, as it was looked at first."""
+
+    folder: Path
+    execution: Execution
+    placer: Placer
+    view: View
+
+    @property
+    def name(self) -> str:
+        return _encoded(self.folder.name)
+
+    @property
+    def settling(self) -> list[float]:
+        """The seconds after which saves may be complete that are not yet."""
+        verdicts = [verdict for verdict in self.view.verdicts.values() if isinstance(verdict, Settling)]
+        return [verdict.again_in for verdict in verdicts if verdict.again_in is not None]
+
+    def waiting(self, ordinals: set[int]) -> tuple[tuple[str, Settling], ...]:
+        """What is not finished, and why; `ordinals` are those of the places that need nothing more."""
+        return self.placer.waiting(self.view, lambda place: place.number in ordinals)
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether anything in it is complete, or may be without a change."""
+        return bool(self.view.complete or self.view.out_of_sight or self.settling)
+
+
+@dataclass(frozen=True, slots=True)
+class _InTime:
+    """A rule that waits no longer for a save that does not come to rest: its trainer lives, and holds up nobody."""
+
+    rule: Rule
+    clock: Clock
+    until: float
+
+    def judge(self, save: Snapshot, survey: Survey, quiet: float) -> Verdict:
+        verdict = self.rule.judge(save, survey, quiet)
+        if isinstance(verdict, Settling) and verdict.again_in is not None and self.clock.monotonic() >= self.until:
+            return Settling(f"{verdict.reason}; it does not come to rest, somebody is writing it", stuck=True)
+        return verdict
+
+
+def recover(starter: Starter, wait_owner: float) -> list[Recovered]:
+    """Publish what older executions left complete in their folders, and say what became of every entry of `exec/`.
+
+    `starter` is the recovering execution's: its folder is `exec/` itself, its identity says what is older (every lower
+    epoch), which folder is its own, and of which job they all are, if it is known. Each folder's own starter is made
+    from it. A living owner is waited for `wait_owner` seconds at most. Abort ends it early; what was not reached is
+    among the results. Raises StoreError if not even the commits can be listed.
+    """
+    results: list[Recovered] = []
+    entries: list[str] = []
+    olds: list[_Old] = []
+    committed: dict[int, set[int]] = {}
+    try:
+        entries += [name for name in _entries(starter.folder) if name != starter.identity.attempt]
+        for name in entries:
+            try:
+                olds.append(_look_at(starter.folder / name, starter))
+            except _NotOurs as no:
+                results.append(Recovered(_encoded(name), no.state, no.execution, str(no)))
+        olds.sort(key=lambda old: old.execution.epoch)
+        committed |= _committed(starter, olds)
+        newest = max(committed, default=0)
+        go_on = True
+        for old in olds:
+            ordinals = committed.get(old.execution.epoch, set()) | bookkeeping.already(old.folder, starter.store.url)
+            if old.execution.epoch < newest:
+                why = f"epoch {newest} has published to {starter.store.url}"
+                results.append(replace(_held(old, ordinals, why), state="fenced", reason=why))
+            elif not old.hopeful:
+                results.append(_held(old, ordinals, ""))
+            elif go_on:
+                result, go_on = _publish(old, starter, ordinals, wait_owner)
+                results.append(result)
+    except Abort:
+        starter.log.warning("aborted", reason="time ran out, or this was told to end")
+    told = {result.name for result in results}
+    results += [_unreached(old, committed) for old in olds if old.name not in told]
+    told = {result.name for result in results}
+    return [*results, *(_unseen(name) for name in map(_encoded, entries) if name not in told)]
+
+
+def verdict(results: Iterable[Recovered]) -> AgentError | None:
+    """What a command ends with: an unknown outcome first, then the store, a collision, what was left for want of time.
+
+    None for what is fenced, unknown, refused, abandoned, or left because it cannot be published at all: the next
+    execution must be able to start.
+    """
+    errors = [result.error for result in results if result.error is not None]
+    kinds: tuple[type[AgentError], ...] = (OutcomeUnknown, StoreError, CommitError, AgentError)
+    return next((error for kind in kinds for error in errors if isinstance(error, kind)), None)
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []  # the first execution of all
+
+
+def _look_at(folder: Path, starter: Starter) -> _Old:
+    """Raises _NotOurs."""
+    mine = starter.identity
+    try:
+        execution = _read(folder)
+        if execution.epoch >= mine.epoch:
+            msg = f"its epoch {execution.epoch} is not lower than {mine.epoch}"
+            raise _NotOurs(msg, execution=execution)
+        if mine.job_id and execution.job and execution.job != mine.job_id:
+            msg = f"it is of job {execution.job}, and this is job {mine.job_id}"
+            raise _NotOurs(msg, execution=execution)
+        placer = Placer(folder, starter.rule, starter.clock, starter.log)
+        placer.places()
+        return _Old(folder, execution, placer, placer.view())
+    except IntegrityError as error:
+        raise _NotOurs(str(error)) from error
+
+
+def _read(folder: Path) -> Execution:
+    """Whose folder it is, by its own record, which must be one that a publisher of ours could have written for it."""
+    mode = folder.lstat().st_mode
+    if not stat.S_ISDIR(mode):
+        msg = "it is a link" if stat.S_ISLNK(mode) else "it is no folder"
+        raise _NotOurs(msg, "unknown")
+    execution = bookkeeping.read_execution(folder)
+    if execution is None:
+        msg = "it has no .dispatch/execution.json, so no publisher ever had it"
+        raise _NotOurs(msg, "unknown")
+    try:
+        parse_attempt(execution.attempt)
+        parse_epoch(str(execution.epoch))
+    except Refused as error:
+        msg = f"its record is damaged: {error}"
+        raise _NotOurs(msg) from error
+    if not _FOLDER_ID.fullmatch(execution.folder_id):
+        msg = f"its record is damaged: the folder id is {execution.folder_id[:80]!r}"
+        raise _NotOurs(msg)
+    if execution.attempt != folder.name:
+        # A copy has its original's folder id, and would give other saves the same places.
+        msg = f"its record is that of attempt {execution.attempt}: a folder that was copied or renamed"
+        raise _NotOurs(msg, execution=execution)
+    return execution
+
+
+def _committed(starter: Starter, olds: list[_Old]) -> dict[int, set[int]]:
+    """The ordinals of all commits by epoch. The store is not asked if there is nothing to ask it for."""
+    found: dict[int, set[int]] = {}
+    if any(old.view.seen for old in olds):
+        for order in _while_away(starter, lambda: listing.all_orders(starter.store)):
+            found.setdefault(order.epoch, set()).add(order.ordinal)
+    return found
+
+
+def _while_away(starter: Starter, ask: Callable[[], _T]) -> _T:
+    """The store's answer, asked for again while it may come. Raises StoreError."""
+    give_up = starter.clock.monotonic() + STORE_AWAY
+    patience, tries = Patience(starter.clock, starter.draw), 0
+    while True:
+        try:
+            return ask()
+        except StoreError as error:
+            if not error.retryable or starter.clock.monotonic() >= give_up:
+                raise
+            starter.log.once("warning", str(error), "store away", reason=str(error))
+        patience.pause(tries)
+        tries += 1
+
+
+def _publish(old: _Old, starter: Starter, ordinals: set[int], wait_owner: float) -> tuple[Recovered, bool]:
+    """All that is complete in one folder, by the loop of `publish watch --once`; and whether to go on to the next."""
+    store, clock = starter.store, starter.clock
+    execution = old.execution
+    try:
+        with bookkeeping.lock(old.folder, store.url):
+            pass
+    except AgentError as no:
+        return replace(_held(old, ordinals, str(no)), state="refused", reason=str(no)), True
+    beside_from = clock.monotonic() + wait_owner
+    log = starter.log.bind(epoch=str(execution.epoch), attempt=execution.attempt)
+    mine = replace(
+        starter,
+        identity=Identity(execution.job or None, execution.epoch, execution.attempt, "ready-made"),
+        folder=old.folder,
+        rule=_InTime(starter.rule, clock, beside_from + 2 * max(old.settling, default=0.0) + SLACK),
+        log=replace(log, said=set()),  # a name may come again in every folder
+        beside_from=beside_from,
+    )
+    started: list[Publisher] = []
+
+    def start() -> Publisher:
+        claimed = rank_of(store, execution.epoch, execution.folder_id)
+        mine.rank = starter.rank if claimed is None else claimed
+        started[:] = [mine()]
+        return started[0]
+
+    tally = Tally()
+    error: AgentError | None = None
+    in_time = True
+    try:
+        watcher.watch(
+            start, Stop(), tally, clock, mine.log, rescan=RESCAN, once=True, start_timeout=wait_owner + STORE_AWAY
+        )
+    except AgentError as raised:
+        error = raised
+    except Abort:
+        in_time = False
+    finally:
+        mine.release()
+    why = str(error or tally.fenced or OUT_OF_TIME)
+    result = _reported(old, tally, started[0], ordinals, why) if started else _held(old, ordinals, why)
+    if tally.unsure:
+        error = tally.verdict(asked=True)
+    elif not in_time:
+        error = _out_of_time(result)
+    elif not isinstance(error, (StoreError, CommitError)):
+        error = None  # of this folder alone, and no time will mend it
+    state: State = "fenced" if tally.fenced else "refused" if isinstance(error, EpochCollision) else result.state
+    result = replace(result, state=state, reason="" if state == "recovered" else why, error=error)
+    # A newer execution's commit would fence what is left of this one.
+    return result, in_time and not isinstance(error, StoreError)
+
+
+def _reported(old: _Old, tally: Tally, publisher: Publisher, ordinals: set[int], why: str) -> Recovered:
+    """What became of a folder that had a publisher, which is asked itself of a last pass that was cut short."""
+    saves: dict[str, Save] = {}
+    failed: dict[str, str] = {}
+    for outcome in tally.outcomes.values():
+        if outcome.result == "failed":
+            failed[outcome.save] = str(outcome.error)
+        else:
+            saves[outcome.save] = Save(
+                outcome.save, outcome.result, commit=outcome.record.key if outcome.record else ""
+            )
+    left = {}
+    for name in dict.fromkeys((*tally.unpublished, *publisher.pending)):
+        if not publisher.committed(names.decode_name(name)):
+            left[name] = failed.get(name, why)
+        elif name in publisher.pending and name not in saves:
+            saves[name] = Save(name, "published")
+    stand = [name for name in old.view.verdicts if publisher.committed(name) and names.encode(name) not in saves]
+    waiting = tally.incomplete if tally.passes else old.waiting(ordinals)
+    return _summed_up(old, len(stand), tuple(saves.values()), left, waiting)
+
+
+def _held(old: _Old, ordinals: set[int], why: str) -> Recovered:
+    """What a folder holds in which nothing was done. `ordinals` are those of its places that need nothing more."""
+    places: dict[bytes, list[Place]] = {}
+    for place in old.placer.places():
+        places.setdefault(place.name, []).append(place)
+    stand = {name for name, of_name in places.items() if of_name[-1].number in ordinals and name in old.view.verdicts}
+    looks = {save.name: bookkeeping.fingerprint(save) for save in old.view.survey.saves}
+    left = {
+        names.encode(name): why
+        for name, verdict in old.view.complete.items()
+        if name not in stand or bookkeeping.is_new(verdict.signal, looks[name], places[name])
+    }
+    left |= dict.fromkeys(old.view.out_of_sight, why)
+    return _summed_up(old, len(stand), (), left, old.waiting(ordinals))
+
+
+def _summed_up(
+    old: _Old,
+    standing: int,
+    saves: tuple[Save, ...],
+    left: Mapping[str, str],
+    waiting: tuple[tuple[str, Settling], ...],
+) -> Recovered:
+    abandoned = [Save(name, "abandoned", verdict.reason) for name, verdict in waiting if name not in left]
+    kept = [Save(name, "left", why) for name, why in left.items()]
+    state: State = "left" if left else "recovered"
+    return Recovered(old.name, state, old.execution, standing=standing, saves=(*saves, *kept, *abandoned))
+
+
+def _unreached(old: _Old, committed: Mapping[int, set[int]]) -> Recovered:
+    result = _held(old, committed.get(old.execution.epoch, set()), NOT_REACHED)
+    return replace(result, reason=NOT_REACHED, error=_out_of_time(result))
+
+
+def _unseen(name: str) -> Recovered:
+    return Recovered(name, "left", reason=NOT_REACHED, error=DrainTimeout(f"time ran out before {name} was looked at"))
+
+
+def _out_of_time(result: Recovered) -> DrainTimeout | None:
+    """None if nothing that is complete was left for it."""
+    left = [save.name for save in result.saves if save.result == "left"]
+    if not left:
+        return None
+    return DrainTimeout(
+        f"time ran out and {', '.join(left)} of {result.name} is not published; a later recovery goes on with it as "
+        f"long as no newer epoch has published"
+    )
+
+
+def _encoded(name: str) -> str:
+    return names.encode(os.fsencode(name))
