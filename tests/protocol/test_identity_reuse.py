@@ -260,9 +260,9 @@ def interleaved(
 # --- a folder copied with its records ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("admission", "restart", "code"), [(2, 0, Conflict.exit_code), (1, 1, Conflict.exit_code)])
+@pytest.mark.parametrize(("admission", "restart"), [(2, 0), (1, 1)])
 def test_a_folder_copied_for_the_next_execution_is_refused_by_its_records(
-    admission: int, restart: int, code: int, pod: Pod
+    admission: int, restart: int, pod: Pod
 ) -> None:
     """`cp -a exec/a exec/b`, to resume from it: its mark and its records are those of the first."""
     assert pod.trains("step-1").returncode == 0
@@ -274,7 +274,7 @@ def test_a_folder_copied_for_the_next_execution_is_refused_by_its_records(
     assert refused.returncode == 125
     assert "another execution's folder was copied" in refused.stderr
     following.execution.save("step-2", small(2))
-    assert following.publishes() == code
+    assert following.publishes() == Conflict.exit_code
     assert f"belongs to job '{JOB}', epoch {pod.execution.epoch}" in following.said
     assert keys_of(pod) == before
 
