@@ -161,8 +161,6 @@ class AzureStore:
 
     async def _sums(self, data: bytes) -> dict[str, str]:
         """The headers that make the service refuse other bytes; computed off the loop, so that sockets go on."""
-        if self.checksum == "none":
-            return {}
         return await asyncio.get_running_loop().run_in_executor(None, _md5, data)
 
     def _listed(self, prefix: str, found: AsyncItemPaged[Any]) -> Iterator[Any]:

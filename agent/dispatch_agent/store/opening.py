@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote, urlsplit
 
 from dispatch_agent.errors import SettingsError
@@ -13,8 +13,7 @@ from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.posix import PosixStore
 
 S3 = {"s3", "s3a"}
-AZURE = {"abfs", "abfss", "az"}
-GCS = {"gs", "gcs"}
+SFTP = {"sftp", "ssh"}
 
 
 def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
@@ -44,12 +43,7 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
         return _folder("/" + unquote(path), options)
     if scheme == "memory":
         return MemoryStore(rest.strip("/"))
-    given = options or {}
-    if scheme in S3:
-        return _s3(url, rest, given)
-    if scheme in AZURE:
-        return _azure(url, rest, given)
-    return _generic(url, scheme, given)
+    return OPENERS.get(scheme, _generic)(url, rest, options or {})
 
 
 def _folder(path: str, options: Mapping[str, object] | None) -> Store:
@@ -81,6 +75,14 @@ def _azure(url: str, rest: str, options: Mapping[str, object]) -> Store:
     return AzureStore(shown, container, prefix, options)
 
 
+def _gcs(url: str, rest: str, options: Mapping[str, object]) -> Store:
+    bucket, prefix = _bucket(url, rest, "a Google Cloud Storage URL is gs://bucket or gs://bucket/prefix")
+    _need("gcsfs", url, "gcs")
+    from dispatch_agent.store.gcs import GcsStore  # noqa: PLC0415 (folders must not need gcsfs)
+
+    return GcsStore(bucket, prefix, options)
+
+
 def _bucket(url: str, rest: str, form: str) -> tuple[str, str]:
     """Bucket and prefix of what follows the scheme."""
     bucket, _, prefix = rest.partition("/")
@@ -92,7 +94,10 @@ def _bucket(url: str, rest: str, form: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _generic(url: str, scheme: str, options: Mapping[str, object]) -> Store:
+def _generic(url: str, _: str, options: Mapping[str, object]) -> Store:
+    scheme = url.partition("://")[0]
+    if scheme in SFTP:
+        _need("paramiko", url, "sftp")
     _need("fsspec", url, "publish")
     from dispatch_agent.store.generic import GenericStore  # noqa: PLC0415 (folders must not need fsspec)
 
@@ -118,3 +123,10 @@ def _refuse_secrets(url: str) -> None:
             " environment, config file or storage options"
         )
         raise SettingsError(msg)
+
+
+OPENERS: dict[str, Callable[[str, str, Mapping[str, object]], Store]] = {
+    **dict.fromkeys(S3, _s3),
+    **dict.fromkeys(("abfs", "abfss", "az"), _azure),
+    **dict.fromkeys(("gs", "gcs"), _gcs),
+}
