@@ -61,6 +61,13 @@ _KEPT_THREADS = (
 _PATIENCE = 5.0  # seconds; a thread that was told to stop still needs a moment on a loaded machine
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=None, help="Rounds of every race (500 by hand).")
+    parser.addoption("--exhaustive", action="store_true", help="Every schedule, where CI takes a seeded few of them.")
+    parser.addoption("--seeds", type=int, default=None, help="How many worlds tests/simulation runs (a million by hand).")
+    parser.addoption("--first-seed", type=int, default=0, help="The first of them.")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(_PREFIXES) or name in _NAMES]:
         del os.environ[name]
@@ -124,6 +131,12 @@ class _NoSkips:
             terminalreporter.section("skipped, which fails the run (deselect with -m instead)", red=True)
             for nodeid in self.skipped:
                 terminalreporter.line(nodeid)
+
+
+@pytest.fixture
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether to try every schedule instead of a seeded few."""
+    return bool(request.config.getoption("--exhaustive"))
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,6 @@ from tests.servers import s3_bucket, seaweed, shared_bucket
 __all__ = ["s3_bucket", "seaweed", "shared_bucket"]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rounds", type=int, default=None, help="Rounds of every race in tests/protocol (500 by hand).")
-
-
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
     launcher = Launcher()

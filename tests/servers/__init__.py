@@ -9,8 +9,16 @@ from tests.servers.s3 import (
     ACCESS_KEY,
     SECRET_KEY,
     Bucket,
+    ceph,
+    ceph_bucket,
+    fresh_bucket,
+    juicefs_bucket,
+    juicefs_gateway,
+    moto,
+    moto_bucket,
     rclone,
     rclone_bucket,
+    rclone_shared_bucket,
     s3_bucket,
     seaweed,
     shared_bucket,
@@ -21,12 +29,20 @@ __all__ = [
     "FIXTURES",
     "SECRET_KEY",
     "Bucket",
+    "ceph",
+    "ceph_bucket",
+    "fresh_bucket",
+    "juicefs_bucket",
+    "juicefs_gateway",
+    "moto",
+    "moto_bucket",
     "rclone",
     "rclone_bucket",
+    "rclone_shared_bucket",
     "s3_bucket",
     "seaweed",
     "shared_bucket",
 ]
 
-FIXTURES = frozenset({"seaweed", "rclone"})
+FIXTURES = frozenset({"seaweed", "ceph", "moto", "rclone", "juicefs_gateway", "azurite", "gcs"})
 """The fixtures that start a server; a test that uses one gets the marker `server`."""

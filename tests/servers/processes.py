@@ -12,20 +12,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 @dataclass
 class Server:
+    """What was started: where it answers, its processes in the order of their start, and the folder that it needs."""
+
     endpoint: str
-    process: subprocess.Popen[bytes]
+    processes: Sequence[subprocess.Popen[bytes]]
     folder: Path
     users: int = 0
 
@@ -44,48 +46,61 @@ def shared(name: str, start: Callable[[], Server]) -> Iterator[str]:
         server.users -= 1
         if server.users == 0:
             del _servers[name]
-            server.process.kill()  # not SIGTERM, which SeaweedFS heeds after half a minute
-            server.process.wait()
+            end(server.processes)
             shutil.rmtree(server.folder, ignore_errors=True)
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill them, the last started first: SIGTERM is heeded after half a minute by some."""
+    for process in reversed(processes):
+        process.kill()
+        process.wait()
 
 
 def start(
     command: Callable[[int], list[str]], folder: Path, more: Mapping[str, str], offsets: tuple[int, ...]
 ) -> Server:
+    """A server of one process: `command` for a port, which is free together with those at `offsets` from it.
+
+    It has started when it answers HTTP on the port.
+    """
     log = folder / "log"
     for _ in range(3):  # another program may take a port between our look and the server's start
         port = free_port(offsets)
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command(port),
-                env={**os.environ, **more},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 (one system call, and no lock is taken)
-            )
-        endpoint = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + START_SECONDS
-        while process.poll() is None and time.monotonic() < deadline:
-            if answers(port):
-                return Server(endpoint, process, folder)
-            time.sleep(0.05)
-        process.kill()
-        process.wait()
-    pytest.fail(f"{command(0)[0]} did not start:\n{log.read_text(errors='replace')[-2000:]}", pytrace=False)
+        process = spawn(command(port), log, more)
+        if _comes(lambda port=port: answers(port), process):
+            return Server(f"http://127.0.0.1:{port}", (process,), folder)
+        end((process,))
+    raise _did_not_start(command(0)[0], log)
 
 
-def program(name: str) -> str:
+def spawn(command: list[str], log: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """A process that ends with this one at the latest, its output in `log`, with these variables besides."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **(more or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 (one system call, and no lock is taken)
+        )
+
+
+def until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for a process that was started to be ready; the test fails with its log if it never is."""
+    if not _comes(ready, process):
+        raise _did_not_start(str(process.args), log)
+
+
+def program(name: str, package: str = "") -> str:
     """Beside this Python, or on PATH. A missing server fails the test: a skip would hide that nothing was tested."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        pytest.fail(f"{name} is missing: pip install -e '.[test]'", pytrace=False)
+        how = f"apt-get install {package}" if package else "pip install -e '.[test]'"
+        pytest.fail(f"{name} is missing: {how}, or let tests/run do it", pytrace=False)
     return found
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a killed test run leaves no server
 
 
 def free_port(offsets: tuple[int, ...]) -> int:
@@ -97,6 +112,32 @@ def free_port(offsets: tuple[int, ...]) -> int:
             return port
 
 
+def answers(port: int) -> bool:
+    """Whether something that is not broken answers HTTP on this port."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/")
+        return connection.getresponse().status < 500
+    return False
+
+
+def _comes(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if ready():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _did_not_start(name: str, log: Path) -> BaseException:
+    return pytest.fail.Exception(f"{name} did not start:\n{log.read_text(errors='replace')[-2000:]}", pytrace=False)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a killed test run leaves no server
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,11 +146,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    with suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/")
-        return connection.getresponse().status < 500
-    return False

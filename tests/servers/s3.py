@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.ceph import start_ceph
+from tests.servers.juicefs import juicefs_volume
 from tests.servers.processes import Server, program, shared, start
 
 ACCESS_KEY, SECRET_KEY = "test", "testsecret"
@@ -81,6 +83,21 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of Ceph's RADOS gateway: conditions are atomic, but If-Match holds only without quotes, losers of a
+    race may be told 500, a wrong sha256 is stored and a wrong MD5 refused."""
+    with shared("ceph", lambda: start_ceph(tmp_path_factory.mktemp("ceph"), ACCESS_KEY, SECRET_KEY)) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a moto: no store, but what others test with. Looks at conditions, never at checksums."""
+    with shared("moto", lambda: _start_moto(tmp_path_factory.mktemp("moto"))) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of `rclone serve s3`: takes every condition and ignores it."""
     with shared("rclone", lambda: _start_rclone(tmp_path_factory.mktemp("rclone"))) as endpoint:
@@ -88,22 +105,50 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def juicefs_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of `juicefs gateway`, which is MinIO's code before it knew conditions: ignores every one."""
+    with shared("juicefs-gateway", lambda: _start_juicefs(tmp_path_factory.mktemp("gateway"))) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
 def shared_bucket(seaweed: str) -> Bucket:
     """One bucket for many tests, each below a prefix of its own: a fresh one costs SeaweedFS a second."""
-    return _fresh(seaweed)
+    return fresh_bucket(seaweed)
 
 
 @pytest.fixture
 def s3_bucket(seaweed: str) -> Bucket:
-    return _fresh(seaweed)
+    return fresh_bucket(seaweed)
+
+
+@pytest.fixture(scope="session")
+def ceph_bucket(ceph: str) -> Bucket:
+    return fresh_bucket(ceph)
+
+
+@pytest.fixture(scope="session")
+def moto_bucket(moto: str) -> Bucket:
+    return fresh_bucket(moto)
+
+
+@pytest.fixture(scope="session")
+def juicefs_bucket(juicefs_gateway: str) -> Bucket:
+    return fresh_bucket(juicefs_gateway)
+
+
+@pytest.fixture(scope="session")
+def rclone_shared_bucket(rclone: str) -> Bucket:
+    return fresh_bucket(rclone)
 
 
 @pytest.fixture
 def rclone_bucket(rclone: str) -> Bucket:
-    return _fresh(rclone)
+    return fresh_bucket(rclone)
 
 
-def _fresh(endpoint: str) -> Bucket:
+def fresh_bucket(endpoint: str) -> Bucket:
+    """A new bucket of the server at `endpoint`."""
     bucket = Bucket(endpoint, f"b-{uuid.uuid4().hex[:12]}")
     client = bucket.client()
     client.create_bucket(Bucket=bucket.name)
@@ -143,3 +188,18 @@ def _start_rclone(folder: Path) -> Server:
         ]
 
     return start(command, folder, {}, offsets=(0,))
+
+
+def _start_moto(folder: Path) -> Server:
+    return start(lambda port: [program("moto_server"), "-H", "127.0.0.1", "-p", str(port)], folder, {}, offsets=(0,))
+
+
+def _start_juicefs(folder: Path) -> Server:
+    """A bucket is a folder of its volume."""
+    volume = juicefs_volume(folder)
+
+    def command(port: int) -> list[str]:
+        options = ("--no-usage-report", "--no-banner", "--multi-buckets", "--keep-etag", "--no-bgjob")
+        return [program("juicefs"), "gateway", *options, "--backup-meta", "0", volume, f"127.0.0.1:{port}"]
+
+    return start(command, folder, {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY}, offsets=(0,))

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.servers import Bucket, rclone, rclone_bucket, s3_bucket, seaweed, shared_bucket
+from tests.servers import (
+    ceph,
+    ceph_bucket,
+    juicefs_bucket,
+    juicefs_gateway,
+    moto,
+    moto_bucket,
+    rclone,
+    rclone_bucket,
+    rclone_shared_bucket,
+    s3_bucket,
+    seaweed,
+    shared_bucket,
+)
+from tests.servers.azurite import azure_container, azurite
+from tests.servers.gcs import gcs, gcs_bucket
+from tests.store.matrix import KINDS, Kind
 
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.opening import open_store
 
-__all__ = ["rclone", "rclone_bucket", "s3_bucket", "seaweed", "shared_bucket"]
+__all__ = [
+    "azure_container",
+    "azurite",
+    "ceph",
+    "ceph_bucket",
+    "gcs",
+    "gcs_bucket",
+    "juicefs_bucket",
+    "juicefs_gateway",
+    "moto",
+    "moto_bucket",
+    "rclone",
+    "rclone_bucket",
+    "rclone_shared_bucket",
+    "s3_bucket",
+    "seaweed",
+    "shared_bucket",
+]
 
-# Tests that share a server run in one process each, so that two servers are started and no more.
+# Tests that share a server run in one process, so that it is started once.
 SEAWEED = pytest.mark.xdist_group("seaweed")
-KINDS = ("memory", "folder", "tmpfs", pytest.param("seaweed", marks=pytest.mark.xdist_group("seaweed-conformance")))
 
 Opener = Callable[[], Store]
 
@@ -65,30 +96,43 @@ def tmpfs() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "seaweed":
-        request.getfixturevalue(
-            "shared_bucket"
-        )  # its server is started here, or it would count as left behind by the first test
-    return str(request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `kind` (or `store`, or `opener`) runs on each kind of store that can what its `needs` name."""
+    if "kind" not in metafunc.fixturenames:
+        return
+    needed = [what for marker in metafunc.definition.iter_markers("needs") for what in marker.args]
+    chosen = [kind for kind in KINDS if all(kind.can(what) for what in needed)]
+    marked = [pytest.param(kind, id=kind.name, marks=_together(kind)) for kind in chosen]
+    metafunc.parametrize("kind", marked, indirect=True, scope="session")
+
+
+def _together(kind: Kind) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.server, pytest.mark.xdist_group(f"{kind.name}-conformance")] if kind.starts else []
+
+
+@pytest.fixture(scope="session")
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """What it needs is started here: started by the first test, it would count as left behind by that."""
+    kind: Kind = request.param
+    if kind.starts:
+        request.getfixturevalue(kind.starts)
+    return kind
 
 
 @pytest.fixture
-def opener(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+def rounds(kind: Kind, request: pytest.FixtureRequest) -> int:
+    """How many rounds to race: as many as the kind of store can bear in CI, or as --rounds says."""
+    return int(request.config.getoption("rounds") or kind.rounds)
+
+
+@pytest.fixture
+def opener(kind: Kind, request: pytest.FixtureRequest) -> Iterator[Opener]:
     """Opens one and the same destination, as often as asked: another client of it each time."""
-    url, options = f"memory://{os.urandom(6).hex()}", None
-    if kind == "folder":
-        url = str(tmp_path / "store")
-    elif kind == "tmpfs":
-        url = str(request.getfixturevalue("tmpfs") / "store")
-    elif kind == "seaweed":
-        bucket: Bucket = request.getfixturevalue("shared_bucket")
-        url, options = f"{bucket.url}/some/{os.urandom(6).hex()}", bucket.options
+    place = kind.place(request)
     opened: list[Store] = []
 
     def opener() -> Store:
-        opened.append(open_store(url, options))
+        opened.append(open_store(place.url, place.options))
         return opened[-1]
 
     yield opener

@@ -1,4 +1,4 @@
-"""What every store promises (store/base.py), tried on each: memory, a folder on disk and in memory, SeaweedFS."""
+"""What every store promises (store/base.py), tried on each of tests/store/matrix.py."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.store.conftest import ChangedError, FileSource, Opener
+from tests.store.matrix import Kind
 
 from dispatch_agent.errors import StoreError
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, Store, Stored
 
 MIB = 1 << 20
-# The losers of a race on SeaweedFS wait one to four seconds where there are three, and hardly where there are two.
-RACERS, ROUNDS = 2, 4
 # As names arrive here: percent-encoded where a store could not keep them, so ASCII, but no tamer than that.
 NAMES = (
     "plain.json",
@@ -38,6 +37,7 @@ def read(store: Store, key: str) -> bytes:
     return store.read(key).data
 
 
+@pytest.mark.needs("create")
 class TestCreate:
     def test_stores_an_absent_key_and_gives_its_version(self, store: Store) -> None:
         version = store.create("a/b.json", b"one")
@@ -67,14 +67,15 @@ class TestCreate:
         store.create("a", b"two")
         assert read(store, "a") == b"two"
 
-    def test_of_racing_writers_one_wins_and_its_bytes_stand(self, opener: Opener) -> None:
-        stores = [opener() for _ in range(RACERS)]
-        for turn in range(ROUNDS):
-            bodies = [f"{turn} {writer}".encode() for writer in range(RACERS)]
+    def test_of_racing_writers_one_wins_and_its_bytes_stand(self, opener: Opener, kind: Kind, rounds: int) -> None:
+        stores = [opener() for _ in range(kind.writers)]
+        for turn in range(rounds):
+            bodies = [f"{turn} {writer}".encode() for writer in range(kind.writers)]
             won = race(stores, lambda s, body, turn=turn: s.create(f"race/{turn}", body), bodies)
-            assert won == [read(opener(), f"race/{turn}")]
+            assert won == [read(stores[0], f"race/{turn}")]
 
 
+@pytest.mark.needs("create", "replace")
 class TestReplace:
     def test_stores_over_the_current_version(self, store: Store) -> None:
         first = store.create("a/latest.json", b"one")
@@ -110,19 +111,19 @@ class TestReplace:
             mine.replace("a", b"mine", version)
         assert read(mine, "a") == b"other"
 
-    def test_of_racing_writers_one_wins_and_its_bytes_stand(self, opener: Opener) -> None:
+    def test_of_racing_writers_one_wins_and_its_bytes_stand(self, opener: Opener, kind: Kind, rounds: int) -> None:
         version = opener().create("a", b"start")
-        stores = [opener() for _ in range(RACERS)]
-        for turn in range(ROUNDS):
-            bodies = [f"{turn} {writer}".encode() for writer in range(RACERS)]
+        stores = [opener() for _ in range(kind.writers)]
+        for turn in range(rounds):
+            bodies = [f"{turn} {writer}".encode() for writer in range(kind.writers)]
             won = race(stores, lambda s, body, v=version: s.replace("a", body, v), bodies)
-            version = opener().read("a").version
-            assert won == [read(opener(), "a")]
+            version = stores[0].read("a").version
+            assert won == [read(stores[1], "a")]
 
 
 class TestReadAndStream:
     def test_an_absent_key_is_missing(self, store: Store) -> None:
-        store.create("a/b", b"one")
+        store.put("a/b", b"one")
         for absent in ("c", "a", "a/b/c", "a/bb", "a/"[:-1] + "/x"):
             with pytest.raises(KeyMissing):
                 store.read(absent)
@@ -138,11 +139,11 @@ class TestReadAndStream:
 
     def test_an_empty_object_is_an_object(self, store: Store, tmp_path: Path) -> None:
         (tmp_path / "empty").touch()
-        store.create("created", b"")
+        store.put("put", b"")
         with FileSource(tmp_path / "empty") as source:
             uploaded = store.upload("uploaded", source)
         assert (uploaded.size, uploaded.sha256) == (0, hashlib.sha256(b"").hexdigest())
-        assert [read(store, key) for key in ("created", "uploaded")] == [b"", b""]
+        assert [read(store, key) for key in ("put", "uploaded")] == [b"", b""]
         assert list(store.stream("uploaded")) == []
         assert {found.size for found in store.list("")} == {0}
 
@@ -205,8 +206,8 @@ class TestListing:
         writer.delete("a/b")
         assert [found.key for found in reader.list("a")] == ["a/c"]
 
-    def test_goes_by_whole_components(self, store: Store) -> None:
-        for key in ("a/x", "ab/x", "a", "a.json") if "memory" in store.url or "s3" in store.url else ("a/x", "ab/x"):
+    def test_goes_by_whole_components(self, store: Store, kind: Kind) -> None:
+        for key in ("a/x", "ab/x", "a.json", *(("a",) if kind.flat else ())):
             store.put(key, b"1")
         assert [found.key for found in store.list("a")] == ["a/x"]
         assert store.folders("") == ["a", "ab"]
@@ -256,6 +257,7 @@ class TestDelete:
         assert list(store.list("a")) == []
         assert "d" in store.folders("")
 
+    @pytest.mark.needs("whole")  # a server that writes in place into a folder says 404 or 500 to the writer
     def test_beside_a_writer_costs_the_writer_nothing(self, store: Store) -> None:
         """A folder is tidied away when it is empty, perhaps just when a writer has made it."""
         ended = threading.Event()
@@ -269,7 +271,7 @@ class TestDelete:
             tidying = pool.submit(tidy)
             try:
                 for number in range(60):
-                    store.create(f"a/b/c/{number}", b"kept")
+                    store.put(f"a/b/c/{number}", b"kept")
                     assert read(store, f"a/b/c/{number}") == b"kept"
                     store.delete(f"a/b/c/{number}")
             finally:
@@ -281,7 +283,7 @@ class TestKeys:
     @pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12])
     def test_come_back_as_they_were(self, store: Store, name: str) -> None:
         key = f"names/{name}"
-        store.create(key, b"content")
+        store.put(key, b"content")
         assert read(store, key) == b"content"
         assert [found.key for found in store.list("names")] == [key]
         assert [found.key for found in store.list("")] == [key]
@@ -310,6 +312,7 @@ class TestKeys:
         assert [found.key for found in store.list("")] == [key]
 
 
+@pytest.mark.needs("whole")
 def test_a_reader_never_sees_a_part(opener: Opener) -> None:
     writer, reader = opener(), opener()
     bodies = [bytes([65 + number]) * (300_000 + number) for number in range(2)]

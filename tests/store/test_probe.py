@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 from tests.servers import Bucket
 from tests.store.conftest import SEAWEED, FileSource, Opener
 from tests.store.front import Behaviour, check_then_act, front
+from tests.store.matrix import Kind
 
 from dispatch_agent.errors import StoreDenied, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, Document, Stored
@@ -45,15 +46,19 @@ def behind(bucket: Bucket, behave: Behaviour) -> Iterator[S3Store]:
         yield store
 
 
-def test_a_good_store_is_found_good_and_left_as_it_was(opener: Opener) -> None:
+def test_each_kind_is_found_to_be_what_the_matrix_says_and_left_as_it_was(opener: Opener, kind: Kind) -> None:
     store = opener()
     store.put("probe/other", b"not the probe's")
     found = probe(store)
-    assert (found.conditional_create.value, found.conditional_create.source) == ("yes", "probed")
-    assert (found.conditional_replace.value, found.conditional_replace.source) == ("yes", "probed")
-    assert (found.list_after_write.value, found.atomic_visibility.value) == ("yes", "yes")
-    require(found)
+    assert (found.conditional_create.value, found.conditional_replace.value) == (kind.create, kind.replace)
+    assert found.list_after_write
+    assert found.atomic_visibility or kind.whole == "no"
+    assert (found.checksum, found.checksums.value) == (kind.checksum, "no" if kind.checksum == "none" else "yes")
+    assert {found.conditional_create.source, found.list_after_write.source} == {"probed"}
     assert [left.key for left in store.list("")] == ["probe/other"]
+    with nullcontext() if kind.create == "yes" else pytest.raises(StoreTooWeak, match=r"\(.+\)"):
+        require(found)
+    require(found, accept_weak=True)
 
 
 @SEAWEED

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.servers import Bucket
 from tests.store.conftest import SEAWEED, ChangedError, FileSource
-from tests.store.front import Behaviour, Reply, Request, fault, front
+from tests.store.front import Behaviour, Chosen, Forward, Reply, Request, fault, front
 
 from dispatch_agent.errors import SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, Store
@@ -22,7 +22,6 @@ from dispatch_agent.store.opening import open_store
 
 pytestmark = SEAWEED
 MIB = 1 << 20
-Forward = Callable[[Request], Reply]
 QUICK = {"config_kwargs": {"connect_timeout": 2, "read_timeout": 2, "retries": {"total_max_attempts": 2}}}
 
 
@@ -46,27 +45,14 @@ def behind(bucket: Bucket, behave: Behaviour) -> Iterator[Store]:
         yield store
 
 
-class Once:
+def once(when: Callable[[Request], bool], act: Behaviour) -> Chosen:
     """Misbehaves at the first request that `when` chooses, then no more."""
-
-    def __init__(self, when: Callable[[Request], bool], act: Callable[[Request, Forward], Reply | None]) -> None:
-        self.seen: list[Request] = []
-        self._when, self._act, self._lock, self._done = when, act, threading.Lock(), False
-
-    def __call__(self, request: Request, forward: Forward) -> Reply | None:
-        with self._lock:
-            self.seen.append(request)
-            mine = not self._done and self._when(request)
-            self._done |= mine
-        return self._act(request, forward) if mine else forward(request)
+    return Chosen(when, act)
 
 
-class Always(Once):
+def always(when: Callable[[Request], bool], act: Behaviour) -> Chosen:
     """Misbehaves at every request that `when` chooses."""
-
-    def __call__(self, request: Request, forward: Forward) -> Reply | None:
-        self.seen.append(request)
-        return self._act(request, forward) if self._when(request) else forward(request)
+    return Chosen(when, act, more=10**9)
 
 
 def is_put(request: Request) -> bool:
@@ -164,7 +150,7 @@ class TestUnavailable:
             store.create("a", b"1")
 
     def test_a_busy_moment_is_waited_out(self, bucket: Bucket) -> None:
-        with behind(bucket, Once(is_put, lambda *_: fault(503, "SlowDown"))) as store:
+        with behind(bucket, once(is_put, lambda *_: fault(503, "SlowDown"))) as store:
             store.create("a", b"1")
             assert store.read("a").data == b"1"
 
@@ -174,14 +160,14 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("lose", [lose_answer, answer_500])
     def test_a_create_is_said_to_have_failed_and_stands(self, bucket: Bucket, lose: Any) -> None:
-        with behind(bucket, Once(is_put, lose)) as store:
+        with behind(bucket, once(is_put, lose)) as store:
             with pytest.raises(ConditionFailed):
                 store.create("a", b"mine")
             assert store.read("a").data == b"mine"
 
     @pytest.mark.parametrize("lose", [lose_answer, answer_500])
     def test_a_replace_is_said_to_have_failed_and_stands(self, bucket: Bucket, lose: Any) -> None:
-        with behind(bucket, Once(lambda r: "if-match" in r.headers, lose)) as store:
+        with behind(bucket, once(lambda r: "if-match" in r.headers, lose)) as store:
             version = store.create("a", b"old")
             with pytest.raises(ConditionFailed):
                 store.replace("a", b"mine", version)
@@ -189,7 +175,7 @@ class TestLostAnswers:
 
     def test_a_multipart_upload_that_was_completed_is_done(self, bucket: Bucket, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(os.urandom(17 * MIB))
-        completes = Once(lambda r: r.method == "POST" and "uploadId" in r.query, lose_answer)
+        completes = once(lambda r: r.method == "POST" and "uploadId" in r.query, lose_answer)
         with behind(bucket, completes) as store, FileSource(tmp_path / "file") as source:
             assert store.upload("a", source).size == 17 * MIB
             assert b"".join(store.stream("a")) == (tmp_path / "file").read_bytes()
@@ -198,7 +184,7 @@ class TestLostAnswers:
 class TestConditions:
     @pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (400, "NotImplemented")])
     def test_that_a_store_does_not_know_make_it_too_weak(self, bucket: Bucket, status: int, code: str) -> None:
-        with behind(bucket, Always(lambda r: "if-none-match" in r.headers, lambda *_: fault(status, code))) as store:
+        with behind(bucket, always(lambda r: "if-none-match" in r.headers, lambda *_: fault(status, code))) as store:
             with pytest.raises(StoreTooWeak, match=code):
                 store.create("a", b"1")
             store.put("a", b"1")
@@ -209,7 +195,7 @@ class TestConditions:
         def quoted(request: Request) -> bool:
             return request.headers.get("if-match", "").startswith('"')
 
-        with behind(bucket, Always(quoted, lambda *_: fault(412, "PreconditionFailed"))) as store:
+        with behind(bucket, always(quoted, lambda *_: fault(412, "PreconditionFailed"))) as store:
             old = store.create("a", b"one")
             store.replace("a", b"two", old)
             assert store.read("a").data == b"two"
@@ -219,10 +205,20 @@ class TestConditions:
 
     def test_on_a_vanished_key_have_failed(self, bucket: Bucket) -> None:
         """AWS says 404 to If-Match on an absent key, SeaweedFS 412."""
-        with behind(bucket, Always(lambda r: "if-match" in r.headers, lambda *_: fault(404, "NoSuchKey"))) as store:
+        with behind(bucket, always(lambda r: "if-match" in r.headers, lambda *_: fault(404, "NoSuchKey"))) as store:
             version = store.create("a", b"one")
             with pytest.raises(ConditionFailed):
                 store.replace("a", b"two", version)
+
+
+@pytest.mark.parametrize("write", ["put", "create"])
+def test_a_write_that_the_server_loses_may_be_tried_again(bucket: Bucket, write: str) -> None:
+    """`juicefs gateway` answers 404 to a PUT beside a delete that leaves its folder empty."""
+    with behind(bucket, once(is_put, lambda *_: fault(404, "NoSuchKey"))) as store:
+        with pytest.raises(StoreUnavailable, match="write it again"):
+            getattr(store, write)("a", b"1")
+        getattr(store, write)("a", b"1")
+        assert store.read("a").data == b"1"
 
 
 class TestDownloads:
@@ -231,7 +227,7 @@ class TestDownloads:
             whole = forward(request)
             return Reply(whole.status, whole.headers, whole.body[: len(whole.body) // 2])
 
-        gets = Once(lambda r: r.method == "GET", cut)
+        gets = once(lambda r: r.method == "GET", cut)
         with behind(bucket, gets) as store:
             data = os.urandom(5 * MIB)
             store.put("a", data)
@@ -243,7 +239,7 @@ class TestDownloads:
             whole = forward(request)
             return Reply(whole.status, whole.headers, b"")
 
-        with behind(bucket, Always(lambda r: r.method == "GET", cut)) as store:
+        with behind(bucket, always(lambda r: r.method == "GET", cut)) as store:
             store.put("a", bytes(5 * MIB))
             with pytest.raises(StoreUnavailable):
                 list(store.stream("a"))
@@ -255,7 +251,7 @@ class TestDownloads:
             return Reply(whole.status, whole.headers, whole.body[: len(whole.body) // 2])
 
         client = bucket.client()
-        with behind(bucket, Once(lambda r: r.method == "GET", cut_and_change)) as store:
+        with behind(bucket, once(lambda r: r.method == "GET", cut_and_change)) as store:
             store.put("a", os.urandom(5 * MIB))
             with pytest.raises(StoreUnavailable, match="changed while it was read"):
                 list(store.stream("a"))
@@ -287,14 +283,14 @@ class TestUploads:
     def test_that_the_store_dropped_may_be_tried_again(self, bucket: Bucket, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(bytes(17 * MIB))
         path = tmp_path / "file"
-        dropped = Always(lambda r: "partNumber=2" in r.query, lambda *_: fault(404, "NoSuchUpload"))
+        dropped = always(lambda r: "partNumber=2" in r.query, lambda *_: fault(404, "NoSuchUpload"))
         told = pytest.raises(StoreUnavailable, match="dropped the upload")
         with behind(bucket, dropped) as store, FileSource(path) as source, told:
             store.upload("a", source)
 
     def test_whose_server_fails_leave_no_parts(self, s3_bucket: Bucket, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(bytes(70 * MIB))
-        third = Always(lambda r: "partNumber=3" in r.query, lambda *_: fault(403, "AccessDenied"))
+        third = always(lambda r: "partNumber=3" in r.query, lambda *_: fault(403, "AccessDenied"))
         path = tmp_path / "file"
         with behind(s3_bucket, third) as store, FileSource(path) as source, pytest.raises(StoreDenied):
             store.upload("a", source)
@@ -311,7 +307,7 @@ class TestUploads:
                 ended.set()
                 raise ChangedError(size)
 
-        hung = Always(is_put, lambda *_: hang(ended))
+        hung = always(is_put, lambda *_: hang(ended))
         path = tmp_path / "file"
         with behind(bucket, hung) as store, Impatient(path) as source, pytest.raises(ChangedError):
             store.upload("a", source)
@@ -328,7 +324,7 @@ class TestUploads:
             # As on a connection over TLS, where the body is not signed: only our checksum covers it.
             return forward(Request(request.method, request.target, request.headers, spoilt))
 
-        with behind(bucket, Always(is_put, spoil)) as store, FileSource(tmp_path / "file") as source:
+        with behind(bucket, always(is_put, spoil)) as store, FileSource(tmp_path / "file") as source:
             store.checksum = checksum  # type: ignore[attr-defined]
             with pytest.raises(StoreError):
                 store.upload("a", source)

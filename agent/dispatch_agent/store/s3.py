@@ -50,8 +50,6 @@ class S3Store:
     def replace(self, key: str, data: bytes, version: str) -> str:
         try:
             return self._write(key, data, IfMatch=version)
-        except KeyMissing:
-            raise ConditionFailed(key) from None
         except ConditionFailed:
             # Ceph RGW compares without the quotes that it gives out: what it refuses is then still the current one.
             if version == version.strip('"') or self._version(key) != version:
@@ -145,16 +143,14 @@ class S3Store:
         return {"Bucket": self._bucket, "Key": self._under + key}
 
     def _write(self, key: str, data: bytes, **condition: Any) -> str:
-        response = self._connection.call(
-            "write",
-            key,
-            "put_object",
-            **self._target(key),
-            Body=data,
-            **with_checksum(data, self.checksum),
-            **condition,
-        )
-        return str(response["ETag"])
+        request = {**self._target(key), "Body": data, **with_checksum(data, self.checksum), **condition}
+        try:
+            return str(self._connection.call("write", key, "put_object", **request)["ETag"])
+        except KeyMissing as error:
+            if "IfMatch" in condition:
+                raise ConditionFailed(key) from None
+            msg = f"{self.url}/{key}: the store lost what it was writing, as a gateway to a folder may: write it again"
+            raise StoreUnavailable(msg) from error
 
     def _version(self, key: str) -> str | None:
         try:

@@ -1,0 +1,87 @@
+"""The stores that the suite runs over, and what the probe must find each to do. docs/stores.md shows the same.
+
+A store is added by one more `Kind`: the fixture that starts its server goes to tests/servers, and its name into the
+imports of conftest.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from dispatch_agent.store.capabilities import Checksum
+from dispatch_agent.support import Value
+
+
+class Place(NamedTuple):
+    """A destination that nobody else uses: its URL, and fsspec's storage options for it."""
+
+    url: str
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of store. `starts` names the fixture that starts what it needs, `place` gives a new destination there.
+
+    `create`, `replace` and `checksum` are what `publish probe` must say, and `whole` (atomic visibility) where it is
+    yes: else it is a matter of luck what a look sees. `flat`: an object and a folder may have one name. `writers` race
+    each other in `rounds`.
+    """
+
+    name: str
+    place: Callable[[pytest.FixtureRequest], Place]
+    starts: str | None = None
+    create: Value = "yes"
+    replace: Value = "yes"
+    whole: Value = "yes"
+    checksum: Checksum = "none"
+    flat: bool = False
+    writers: int = 8
+    rounds: int = 10
+
+    def can(self, what: str) -> bool:
+        """Whether it has what a test needs."""
+        return getattr(self, what) in {"yes", True}
+
+
+def _memory(_: pytest.FixtureRequest) -> Place:
+    return Place(f"memory://{os.urandom(6).hex()}")
+
+
+def _below(fixture: str) -> Callable[[pytest.FixtureRequest], Place]:
+    """A folder below the one that this fixture gives."""
+
+    def place(request: pytest.FixtureRequest) -> Place:
+        return Place(str(request.getfixturevalue(fixture) / f"store-{os.urandom(6).hex()}"))
+
+    return place
+
+
+def _s3(fixture: str) -> Callable[[pytest.FixtureRequest], Place]:
+    """A prefix in the bucket that this fixture gives."""
+
+    def place(request: pytest.FixtureRequest) -> Place:
+        bucket = request.getfixturevalue(fixture)
+        return Place(f"{bucket.url}/some/{os.urandom(6).hex()}", bucket.options)
+
+    return place
+
+
+KINDS = (
+    Kind("memory", _memory, flat=True),
+    Kind("folder", _below("tmp_path")),
+    Kind("tmpfs", _below("tmpfs")),
+    # Its losers wait one to four seconds where there are three writers, and hardly where there are two.
+    Kind("seaweed", _s3("shared_bucket"), "shared_bucket", checksum="sha256", flat=True, writers=2, rounds=50),
+    Kind("ceph", _s3("ceph_bucket"), "ceph_bucket", checksum="md5", flat=True),
+    Kind("moto", _s3("moto_bucket"), "moto_bucket", flat=True),
+    Kind("rclone", _s3("rclone_shared_bucket"), "rclone_shared_bucket", "no", "no", whole="no", checksum="md5"),
+    Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", whole="no"),
+    Kind("azurite", _s3("azure_container"), "azure_container", checksum="md5"),
+    Kind("gcs", _s3("gcs_bucket"), "gcs_bucket"),
+)
