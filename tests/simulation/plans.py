@@ -1,0 +1,227 @@
+"""What a world consists of: folders, what trainers write into them, and the processes that publish, prune and read.
+
+A plan is drawn from a seed and is a plain value, so that a failing one can be made smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+NAMES = ("last", "step-1", "step-2", "epoch=3.ckpt")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """`exec/<attempt>` of the execution `number` on one volume."""
+
+    number: int
+    attempt: str
+    volume: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.attempt}@{self.volume}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a trainer does.
+
+    `save`: write it, over what stands there, and say that it is complete; `begin`: write it and say nothing; `say`: say
+    it of what stands there; `delete`: rotate it away, file by file; `publish`: say it and run a one-shot; `sleep`.
+    """
+
+    kind: Literal["save", "begin", "say", "delete", "publish", "sleep"]
+    name: str = ""
+    tag: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trainer:
+    name: str
+    folder: Folder
+    start: float
+    steps: tuple[Step, ...]
+    skew: float = 0.0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """`publish watch`, started anew up to `lives` times when it dies; told to drain at `drain`, killed at `kill`."""
+
+    name: str
+    folder: Folder
+    start: float
+    lives: int
+    drain: float
+    kill: float
+    skew: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Asks for the newest again and again, and restores it."""
+
+    name: str
+    start: float
+    looks: int
+
+
+@dataclass(frozen=True)
+class Remount:
+    """The folder's volume is mounted anew: every file gets another time of change."""
+
+    name: str
+    folder: Folder
+    at: float
+
+
+@dataclass(frozen=True)
+class Prune:
+    name: str
+    start: float
+    runs: int
+    every: int | None = None
+
+
+@dataclass(frozen=True)
+class Recover:
+    """`publish recover` of the execution `number` on one volume."""
+
+    name: str
+    start: float
+    number: int
+    attempt: str
+    volume: int = 0
+    wait_owner: float = 0.0
+
+
+Process = Trainer | Watch | Reader | Remount | Prune | Recover
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Chances per point: of a fault, a death, another actor's turn, time passing early, an actor being frozen."""
+
+    faults: float = 0.0
+    crashes: float = 0.0
+    switches: float = 0.0
+    jumps: float = 0.0
+    freezes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`weak`: the store ignores conditions and the operator accepted that. `verifies`: it rejects wrong checksums.
+    `locks`: a folder's lock holds. `hints`: a trainer's word wakes the publishers of its folder. `away`: when nothing
+    answers. `land_last`: writes on their way arrive only after everybody is done."""
+
+    seed: int
+    processes: tuple[Process, ...]
+    rates: Rates = Rates()
+    weak: bool = False
+    verifies: bool = True
+    locks: bool = True
+    hints: bool = True
+    away: tuple[tuple[float, float], ...] = ()
+    land_last: bool = False
+
+    @property
+    def folders(self) -> tuple[Folder, ...]:
+        """Every folder, by epoch and volume."""
+        found = {p.folder for p in self.processes if isinstance(p, (Trainer, Watch, Remount))}
+        return tuple(sorted(found, key=lambda folder: (folder.number, folder.volume, folder.attempt)))
+
+
+def drawn(seed: int) -> Plan:
+    """The plan of a seed."""
+    return _Draw(seed).plan()
+
+
+class _Draw:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)  # noqa: S311
+        self.processes: list[Process] = []
+
+    def plan(self) -> Plan:
+        random = self.random
+        weak = random.random() < 0.1
+        executions = random.choice((1, 1, 2, 2, 2, 3, 3))
+        apart = random.choice((0.0, 0.0, 1.0, 6.0, 20.0))
+        for number in range(1, executions + 1):
+            start = apart * (number - 1)
+            self._execution(Folder(number, f"a{number}"), start)
+            if random.random() < 0.08:
+                self._execution(Folder(number, f"b{number}"), start)  # a counter was reset: one epoch, two attempts
+            elif not weak and random.random() < 0.15:
+                self._execution(Folder(number, f"a{number}", volume=1), start + random.choice((0.0, 3.0)))
+        last = apart * executions
+        if random.random() < 0.4:
+            self.processes.append(Reader("reader", random.uniform(0.0, last + 5.0), random.randint(1, 3)))
+        rate = random.choice((0.0, 0.01, 0.03, 0.1))
+        return Plan(
+            seed=self.seed,
+            processes=tuple(self.processes),
+            rates=Rates(
+                faults=rate,
+                crashes=random.choice((0.0, 0.0, 0.005, 0.02)),
+                switches=random.choice((0.02, 0.1, 0.3, 0.8)),
+                jumps=random.choice((0.0, 0.05, 0.3)),
+                freezes=random.choice((0.0, 0.0, 0.01, 0.05)),
+            ),
+            weak=weak,
+            verifies=random.random() < 0.7,
+            locks=random.random() < 0.6,
+            hints=random.random() < 0.7,
+            away=((last + 1.0, last + random.choice((3.0, 40.0))),) if random.random() < 0.1 else (),
+            land_last=random.random() < 0.3,
+        )
+
+    def _execution(self, folder: Folder, start: float) -> None:
+        random = self.random
+        steps: list[Step] = []
+        for _ in range(random.choice((1, 1, 2, 2, 3))):
+            steps += self._steps(random.choice(NAMES))
+        self.processes.append(
+            Trainer(f"trainer-{folder}", folder, start, tuple(steps), skew=random.choice((0.0, 0.0, -30.0, 30.0)))
+        )
+        for number in range(random.choice((1, 1, 1, 2))):
+            begin = start + random.choice((0.0, 0.0, 2.0))
+            drain = begin + random.choice((2.0, 8.0, 25.0))
+            self.processes.append(
+                Watch(
+                    f"watch{number or ''}-{folder}",
+                    folder,
+                    begin,
+                    lives=random.randint(1, 3),
+                    drain=drain,
+                    kill=drain + random.choice((0.5, 30.0)),
+                    skew=random.choice((0.0, 0.0, -3600.0)),
+                )
+            )
+        if random.random() < 0.1:
+            self.processes.append(Remount(f"mount-{folder}", folder, start + random.uniform(0.0, 6.0)))
+
+    def _steps(self, name: str) -> list[Step]:
+        random = self.random
+        tag = random.choice("ABC")
+        kind = random.choice(("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish"))
+        pause = [Step("sleep", seconds=random.choice((0.5, 3.0, 7.0)))] if random.random() < 0.5 else []
+        other = random.choice("ABC")
+        return {
+            "save": [Step("save", name, tag), *pause],
+            "twice": [Step("save", name, tag), *pause, Step("save", random.choice(NAMES), other)],
+            "over": [Step("save", name, tag), *pause, Step("save", name, other)],
+            "begin": [Step("begin", name, tag), *pause],
+            "again": [Step("save", name, tag), *pause, Step("say", name)],
+            "rotate": [Step("save", name, tag), *pause, Step("delete", name)],
+            "publish": [Step("begin", name, tag), Step("publish", name)],
+        }[kind]
+
+
+def without(plan: Plan, index: int) -> Plan:
+    """The plan without one of its processes."""
+    return replace(plan, processes=plan.processes[:index] + plan.processes[index + 1 :])
