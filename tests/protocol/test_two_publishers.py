@@ -16,7 +16,7 @@ from tests.protocol.jobs import Bench, Execution, small
 from tests.protocol.writers import Launcher, Writer
 
 from dispatch_agent.clock import SystemClock
-from dispatch_agent.errors import AgentError, EpochCollision, Fenced
+from dispatch_agent.errors import AgentError, Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreUnavailable
 from dispatch_agent.publish import reader
 from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.posix import PosixStore
@@ -212,3 +212,69 @@ def test_i7_the_command_on_a_fenced_folder_exits_30(place: Path, launcher: Launc
     writer = Writer(log=str(place / "log"), environment=earlier.environment, argv=["publish", str(path), "--dest", url])
     assert launcher.run(writer) == Fenced.exit_code
     assert [record.save for record in commits(PosixStore(url))] == ["step-1", "step-1"]
+
+
+def test_i3_on_a_weak_store_two_folders_never_share_a_term_also_after_a_restart(place: Path) -> None:
+    """The store cannot refuse the second claim of a term, so one of them or both see it, and stop."""
+
+    def run(k: int) -> bool:
+        one, two = Execution(place / "one" / str(k), 1), Execution(place / "two" / str(k), 1)
+        one.save("step-1", small("one"))
+        two.save("step-1", small("two"))
+
+        def weak(execution: Execution) -> Callable[[Bench], AgentError | None]:
+            return lambda bench: result(Bench(bench.store, weak=True), execution)
+
+        store, first, second, reached = interleave(weak(one), weak(two), k)
+        again = [weak(execution)(Bench(store)) for execution in (one, two)]
+        for error in (first, second, *again):
+            assert error is None or isinstance(error, Fenced | Conflict), f"call {k}: {error}"
+        check_invariants(store, pointer_is_current=False)
+        return reached
+
+    assert every_k(run) > 15
+
+
+def test_i8_a_fenced_publisher_that_has_found_out_about_its_commit_is_not_unsure(place: Path) -> None:
+    """Its commit was answered, the look for a seal was not; then a newer execution commits."""
+    old, new = Execution(place, 1), Execution(place, 2)
+    old.save("step-1", small("old 1"))
+    old.save("step-2", small("old 2"))
+    store = MemoryStore()
+    looks: list[Call] = []
+
+    def hook(call: Call, do: Do) -> Any:
+        if call.key.endswith("sealed.json"):
+            looks.append(call)
+            if len(looks) == 1:
+                msg = "no answer (by the test)"
+                raise StoreUnavailable(msg)
+            if len(looks) == 2:
+                new.save("step-1", small("new"))
+                assert Bench(store).run(new) is None
+        return do()
+
+    ended = Bench(faulty(store, hook)).run(old)
+    assert len(looks) > 1
+    assert isinstance(ended, Fenced)
+
+
+def test_i8_a_fenced_publisher_whose_commit_may_still_land_is_unsure(place: Path) -> None:
+    """Its commit had no answer; before it is sent again a newer execution commits."""
+    old, new = Execution(place, 1), Execution(place, 2)
+    old.save("step-1", small("old"))
+    store = MemoryStore()
+    sent: list[Call] = []
+
+    def hook(call: Call, do: Do) -> Any:
+        if call.key.startswith(f"commits/{old.epoch:020d}/"):
+            sent.append(call)
+            if len(sent) <= 12:
+                msg = "no answer (by the test)"
+                raise StoreUnavailable(msg)
+            if len(sent) == 13:
+                new.save("step-1", small("new"))
+                assert Bench(store).run(new) is None
+        return do()
+
+    assert isinstance(Bench(faulty(store, hook)).run(old), OutcomeUnknown)

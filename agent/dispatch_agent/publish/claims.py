@@ -125,22 +125,30 @@ def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, w
         for term, claims in terms.items():
             for key in claims:
                 if records.folder_of_claim(store.read(key).data, key) == folder:
+                    _check_alone(store, claims)
                     return term
         term = max(terms, default=0) + 1
         if weak:
             store.put(keys.weak_folder_claim_key(epoch, rank, term, folder), data)
-            if len(_terms(store, epoch, rank)[term]) > 1:
-                msg = (
-                    f"two folders claimed term {term} of rank {rank} in epoch {epoch} at {store.url} at once, and the "
-                    f"store cannot refuse one; stop one of the publishers, or use a store with conditional writes"
-                )
-                raise Conflict(msg)
+            _check_alone(store, _terms(store, epoch, rank)[term])
             return term
         try:
             write_once(store, keys.folder_claim_key(epoch, rank, term), data, patience)
         except Taken:
             continue
         return term
+
+
+def _check_alone(store: Store, claims: list[str]) -> None:
+    """Only a store that cannot refuse holds two claims of one term. Neither folder can know whether the other goes on:
+    both are refused, at every start, until somebody decides."""
+    if len(claims) > 1:
+        msg = (
+            f"{len(claims)} folders have claimed one term at {store.url}, which cannot refuse a lost race: "
+            f"{' and '.join(sorted(claims))}; stop the publisher of one, remove its claim and start the other again, "
+            f"or use a store with conditional writes"
+        )
+        raise Conflict(msg)
 
 
 def _terms(store: Store, epoch: int, rank: int) -> dict[int, list[str]]:

@@ -289,16 +289,20 @@ class Publisher:
     def _settle(self, record: CommitRecord) -> Outcome:
         """Find out about a commit that was sent and not confirmed, whatever became of the save meanwhile."""
         try:
-            if publication.stands(self.session, record):
+            if self._stands(record):
                 self._confirm(record)
             else:
                 self._publish(record)
-        except Fenced:
-            self._forget(record.order.ordinal)
-            raise
         except (SaveError, OutcomeUnknown) as error:
             return self._failed(record.save, record.order.ordinal, error)
         return Outcome(record.save, record.order.ordinal, "published", record)
+
+    def _stands(self, record: CommitRecord) -> bool:
+        try:
+            return publication.stands(self.session, record)
+        except Fenced:
+            self._forget(record.order.ordinal)
+            raise
 
     def _failed(self, save: str, ordinal: int, error: SaveError | StoreError | OutcomeUnknown) -> Outcome:
         count = self._retry.get(ordinal, _NO_TRY).count + 1
@@ -322,12 +326,18 @@ class Publisher:
         self._prepared[number] = record
         try:
             publication.ready(self.session, record)
-            self._sent.add(number)
+        except (CommitError, SaveError) as error:
+            # Fenced says nothing of what was sent before: that may still land.
+            if not (isinstance(error, Fenced) and number in self._sent):
+                self._forget(number)
+            raise
+        self._sent.add(number)
+        try:
             publication.publish(self.session, record)
         except OutcomeUnknown:
             # The record may have landed: the same key and bytes are sent again, never another try's.
             raise
-        except (CommitError, SaveError):
+        except CommitError:
             self._forget(number)
             raise
         self._confirm(record)

@@ -137,7 +137,7 @@ def watch(
         except Fenced as fenced:
             tally.fenced = fenced
             if publisher is not None:
-                tally.unpublished = publisher.pending
+                tally.unpublished, tally.unsure = publisher.pending, publisher.unsure
             return
         except StandBy as reason:
             tally.under_way = False
