@@ -24,7 +24,8 @@ from tests.servers import (
 )
 from tests.servers.azurite import azure_container, azurite
 from tests.servers.gcs import gcs, gcs_bucket
-from tests.store.matrix import KINDS, Kind
+from tests.servers.sftp import sftp, sftp_folder
+from tests.store.matrix import KINDS, Kind, Place
 
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.opening import open_store
@@ -45,6 +46,8 @@ __all__ = [
     "rclone_shared_bucket",
     "s3_bucket",
     "seaweed",
+    "sftp",
+    "sftp_folder",
     "shared_bucket",
 ]
 
@@ -126,9 +129,14 @@ def rounds(kind: Kind, request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def opener(kind: Kind, request: pytest.FixtureRequest) -> Iterator[Opener]:
+def place(kind: Kind, request: pytest.FixtureRequest) -> Place:
+    """A destination of this kind that no other test uses."""
+    return kind.place(request)
+
+
+@pytest.fixture
+def opener(place: Place) -> Iterator[Opener]:
     """Opens one and the same destination, as often as asked: another client of it each time."""
-    place = kind.place(request)
     opened: list[Store] = []
 
     def opener() -> Store:

@@ -18,10 +18,11 @@ from dispatch_agent.support import Value
 
 
 class Place(NamedTuple):
-    """A destination that nobody else uses: its URL, and fsspec's storage options for it."""
+    """A destination that nobody else uses: its URL, fsspec's storage options for it, or the variables that say them."""
 
     url: str
     options: Mapping[str, Any] | None = None
+    environment: Mapping[str, str] = {}  # never changed
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Kind:
     """One kind of store. `starts` names the fixture that starts what it needs, `place` gives a new destination there.
 
     `create`, `replace` and `checksum` are what `publish probe` must say, and `whole` (atomic visibility) where it is
-    yes: else it is a matter of luck what a look sees. `flat`: an object and a folder may have one name. `writers` race
-    each other in `rounds`.
+    yes: else it is a matter of luck what a look sees. `flat`: an object and a folder may have one name. `outside`:
+    other processes can reach it. `writers` race each other in `rounds`.
     """
 
     name: str
@@ -41,8 +42,14 @@ class Kind:
     whole: Value = "yes"
     checksum: Checksum = "none"
     flat: bool = False
+    outside: bool = True
     writers: int = 8
     rounds: int = 10
+
+    @property
+    def weak(self) -> bool:
+        """Whether it cannot refuse a lost race, and so is refused itself unless somebody accepts it."""
+        return self.create != "yes"
 
     def can(self, what: str) -> bool:
         """Whether it has what a test needs."""
@@ -67,13 +74,13 @@ def _s3(fixture: str) -> Callable[[pytest.FixtureRequest], Place]:
 
     def place(request: pytest.FixtureRequest) -> Place:
         bucket = request.getfixturevalue(fixture)
-        return Place(f"{bucket.url}/some/{os.urandom(6).hex()}", bucket.options)
+        return Place(f"{bucket.url}/some/{os.urandom(6).hex()}", bucket.options, bucket.environment)
 
     return place
 
 
 KINDS = (
-    Kind("memory", _memory, flat=True),
+    Kind("memory", _memory, flat=True, outside=False),
     Kind("folder", _below("tmp_path")),
     Kind("tmpfs", _below("tmpfs")),
     # Its losers wait one to four seconds where there are three writers, and hardly where there are two.
@@ -81,7 +88,8 @@ KINDS = (
     Kind("ceph", _s3("ceph_bucket"), "ceph_bucket", checksum="md5", flat=True),
     Kind("moto", _s3("moto_bucket"), "moto_bucket", flat=True),
     Kind("rclone", _s3("rclone_shared_bucket"), "rclone_shared_bucket", "no", "no", whole="no", checksum="md5"),
-    Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", whole="no"),
+    Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", whole="no", checksum="md5"),
     Kind("azurite", _s3("azure_container"), "azure_container", checksum="md5"),
     Kind("gcs", _s3("gcs_bucket"), "gcs_bucket"),
+    Kind("sftp", _s3("sftp_folder"), "sftp_folder", create="no", replace="no"),
 )
