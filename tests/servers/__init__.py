@@ -44,5 +44,5 @@ __all__ = [
     "shared_bucket",
 ]
 
-FIXTURES = frozenset({"seaweed", "ceph", "moto", "rclone", "juicefs_gateway", "azurite", "gcs"})
+FIXTURES = frozenset({"seaweed", "ceph", "moto", "rclone", "juicefs_gateway", "azurite", "gcs", "sftp"})
 """The fixtures that start a server; a test that uses one gets the marker `server`."""

@@ -89,7 +89,7 @@ KINDS = (
     Kind("moto", _s3("moto_bucket"), "moto_bucket", flat=True),
     Kind("rclone", _s3("rclone_shared_bucket"), "rclone_shared_bucket", "no", "no", whole="no", checksum="md5"),
     Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", whole="no", checksum="md5"),
-    Kind("azurite", _s3("azure_container"), "azure_container", checksum="md5"),
-    Kind("gcs", _s3("gcs_bucket"), "gcs_bucket"),
+    Kind("azurite", _s3("azure_container"), "azure_container", checksum="md5", flat=True),
+    Kind("gcs", _s3("gcs_bucket"), "gcs_bucket", flat=True),
     Kind("sftp", _s3("sftp_folder"), "sftp_folder", create="no", replace="no"),
 )

@@ -11,7 +11,9 @@ import pytest
 from tests.store.conftest import ChangedError, FileSource
 
 from dispatch_agent.errors import SettingsError, StoreTooWeak
+from dispatch_agent.store.azure import AzureStore
 from dispatch_agent.store.base import Store
+from dispatch_agent.store.gcs import GcsStore
 from dispatch_agent.store.generic import GenericStore
 from dispatch_agent.store.memory import MemoryStore
 from dispatch_agent.store.opening import open_store
@@ -20,7 +22,7 @@ from dispatch_agent.store.s3 import S3Store
 
 
 @pytest.mark.parametrize(
-    ("url", "kind", "shown"),
+    ("url", "expected", "shown"),
     [
         ("/data/job", PosixStore, "/data/job"),
         ("/data/job/", PosixStore, "/data/job"),
@@ -30,12 +32,19 @@ from dispatch_agent.store.s3 import S3Store
         ("s3://bucket/some/prefix/", S3Store, "s3://bucket/some/prefix"),
         ("s3a://bucket/prefix", S3Store, "s3://bucket/prefix"),
         ("memory://name", MemoryStore, "memory://name"),
+        ("gs://bucket/some/prefix/", GcsStore, "gs://bucket/some/prefix"),
+        ("gcs://bucket", GcsStore, "gs://bucket"),
+        ("abfs://container/some/prefix/", AzureStore, "abfs://container/some/prefix"),
+        ("az://container", AzureStore, "abfs://container"),
+        ("abfss://c@account.dfs.core.windows.net/p", AzureStore, "abfs://c@account.dfs.core.windows.net/p"),
         ("local:///data/job", GenericStore, "local:///data/job"),
     ],
 )
-def test_urls_and_their_stores(url: str, kind: type, shown: str) -> None:
-    store = open_store(url)
-    assert isinstance(store, kind)
+def test_urls_and_their_stores(url: str, expected: type, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    store = open_store(url, {"token": "anon"} if expected is GcsStore else None)
+    assert isinstance(store, expected)
     assert store.url == shown
 
 
@@ -52,6 +61,7 @@ def test_a_relative_path_is_below_the_current_folder(tmp_path: Path, monkeypatch
     [
         *("", "  ", "a\0b", "file://", "file://data/job", "nosuchscheme://x", "dir:///data", "://x"),
         *("s3://", "s3:///key", "s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/x?versionId=1"),
+        *("gs://", "gs://bucket/a//b", "abfs://", "abfs://container/x?sig=1", "abfs://no-account-given/x"),
     ],
 )
 def test_nonsense_is_refused(url: str) -> None:
@@ -76,7 +86,16 @@ def test_options_for_a_folder_are_a_mistake() -> None:
         open_store("/data", {"profile": "x"})
 
 
-@pytest.mark.parametrize(("url", "extra"), [("s3://bucket/x", "s3"), ("sftp://host/x", "publish")])
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [
+        ("s3://bucket/x", "s3"),
+        ("gs://bucket/x", "gcs"),
+        ("az://c/x", "azure"),
+        ("sftp://host/x", "sftp"),
+        ("webdav://host/x", "publish"),
+    ],
+)
 def test_a_missing_package_is_named_with_its_extra(url: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=rf"dispatch-agent\[{extra}\]"):
