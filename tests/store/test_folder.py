@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -397,6 +398,45 @@ def test_a_lock_that_is_never_released_ends_in_an_error(store: PosixStore, monke
     finally:
         os.close(lock)
     store.replace("a", b"two", version)
+
+
+def test_a_folder_that_only_a_lock_was_left_in_goes_too(store: PosixStore) -> None:
+    version = store.create("a/b", b"1")
+    store.replace("a/b", b"2", version)
+    store.delete("a/b")
+    assert [path.name for path in Path(store.url).iterdir()] == []
+
+
+def test_a_lock_that_somebody_has_stays(store: PosixStore) -> None:
+    version = store.create("a/b", b"1")
+    store.replace("a/b", b"2", version)
+    with folders.opened(Path(store.url), ["a"]) as folder:
+        lock = folders.open_lock(folder, keys.LOCK)
+    assert posix._try_lock(lock, store.url)
+    store.delete("a/b")
+    assert [path.name for path in Path(store.url, "a").iterdir()] == [keys.LOCK]
+    os.close(lock)
+
+
+def test_a_lock_that_was_waited_for_and_is_not_the_folders_any_more_lets_nobody_in(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder was emptied, and filled again, while a replacer waited; another one is at work under the new lock."""
+    monkeypatch.setattr(posix, "LOCK_WAIT_SECONDS", 1.0)
+    version = store.create("a/b", b"1")
+    with folders.opened(Path(store.url), ["a"]) as folder, ThreadPoolExecutor(1) as pool:
+        old = folders.open_lock(folder, keys.LOCK)
+        assert posix._try_lock(old, store.url)
+        waiting = pool.submit(store.replace, "a/b", b"2", version)
+        time.sleep(0.2)
+        os.unlink(keys.LOCK, dir_fd=folder)
+        new = folders.open_lock(folder, keys.LOCK)
+        assert posix._try_lock(new, store.url)
+        os.close(old)
+        with pytest.raises(StoreUnavailable, match="hung publisher"):
+            waiting.result()
+        os.close(new)
+    assert store.read("a/b").data == b"1"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -19,6 +20,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A name of this folder was removed under us by someone who tidied; each turn needs one more such deletion just then.
 TURNS = 100
 SHARED = stat.S_ISGID | stat.S_IWGRP | stat.S_IWOTH
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 NO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 DENIED = {
     errno.EACCES: "let this user write there, or run as the volume's owner",
@@ -101,6 +103,36 @@ def open_lock(folder: int, name: str) -> int:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     _share(lock, folder, stat.S_IWGRP | stat.S_IWOTH)
     return lock
+
+
+def is_at(file: int, folder: int, name: str) -> bool:
+    """Whether the open file is what stands under this name. Raises OSError."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def drop_lock(folder: int, name: str) -> None:
+    """Remove a folder's lock file if nothing else is in there and nobody has it. Raises OSError.
+
+    Who waited for it finds another one at its name, or none, and opens that.
+    """
+    try:
+        lock = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    try:
+        if os.listdir(folder) == [name]:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.listdir(folder) == [name]:
+                os.unlink(name, dir_fd=folder)
+    except OSError as error:
+        # Somebody has it, or may alone remove it, or there are no locks: then it stays.
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES, errno.EPERM, errno.ENOENT, *NO_LOCKS}:
+            raise
+    finally:
+        os.close(lock)
 
 
 def walk(folder: int, below: str = "") -> Iterator[tuple[str, int]]:

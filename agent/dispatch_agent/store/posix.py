@@ -11,7 +11,6 @@ with fsGroup, or 0777) can be written to by all of them everywhere.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -135,7 +134,8 @@ class PosixStore:
         return []
 
     def delete(self, key: str) -> None:
-        """Also removes the folders that this leaves empty. Not synced: what a crash brings back is deleted again."""
+        """Also removes the folders that this leaves empty, with their locks. Not synced: what a crash brings back is
+        deleted again."""
         *parents, name = self._split(key)
         with explained("delete", self.path(key)):
             _unlink(self._root, parents, name)
@@ -173,20 +173,26 @@ class PosixStore:
         Not one lock for the whole store, nor a long wait: a writer that is frozen while it holds the pointer's lock
         must not keep its successor from starting, nor from committing.
         """
-        lock = folders.open_lock(folder, keys.LOCK)
-        try:
-            give_up = self._clock.monotonic() + LOCK_WAIT_SECONDS
-            while not _try_lock(lock, self.url):
-                if self._clock.monotonic() > give_up:
-                    msg = (
-                        f"{self.path(key).parent / keys.LOCK} has been locked for {LOCK_WAIT_SECONDS:g} s, so"
-                        f" {key} was not replaced: look for a hung publisher on this volume"
-                    )
-                    raise StoreUnavailable(msg)
-                self._clock.wait(threading.Event(), 0.01)
-            yield
-        finally:
-            os.close(lock)
+        give_up = self._clock.monotonic() + LOCK_WAIT_SECONDS
+        while True:
+            lock = folders.open_lock(folder, keys.LOCK)
+            try:
+                self._wait(lock, key, give_up)
+                if folders.is_at(lock, folder, keys.LOCK):
+                    yield
+                    return
+            finally:
+                os.close(lock)
+
+    def _wait(self, lock: int, key: str, give_up: float) -> None:
+        while not _try_lock(lock, self.url) or self._clock.monotonic() > give_up:
+            if self._clock.monotonic() > give_up:
+                msg = (
+                    f"{self.path(key).parent / keys.LOCK} has been locked for {LOCK_WAIT_SECONDS:g} s, so"
+                    f" {key} was not replaced: look for a hung publisher on this volume"
+                )
+                raise StoreUnavailable(msg)
+            self._clock.wait(threading.Event(), 0.01)
 
     def _copy(self, key: str, draft: Draft, source: Source) -> Uploaded:
         digest = hashlib.sha256()
@@ -218,6 +224,7 @@ class PosixStore:
 def _unlink(root: Path, parents: list[str], name: str) -> None:
     with suppress(FileNotFoundError), folders.opened(root, parents) as folder:
         os.unlink(name, dir_fd=folder)
+        folders.drop_lock(folder, keys.LOCK)
     folders.tidy(root, parents)
 
 
@@ -236,7 +243,7 @@ def _try_lock(lock: int, where: str) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}:
+        if error.errno not in folders.NO_LOCKS:
             raise
         msg = f"{where} is on a filesystem without locks ({error.strerror}): mount it with locks (Lustre: -o flock)"
         raise StoreTooWeak(msg) from error
