@@ -29,6 +29,7 @@ from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import AgentError
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log, to_stream
+from dispatch_agent.publish import recover as recovering
 from dispatch_agent.publish import watcher
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Stop, Tally
@@ -65,6 +66,8 @@ class Signal:
 class Writer:
     """What a writer is and does. `argv`: a whole command line of `publish`, else `watch --once` on `folder`.
 
+    `recovers`: not `watch` but `recover`, with `folder` the `exec/` that holds all executions', and without any wait.
+
     `stopped`: it starts by stopping itself, to be let go together with others. `naive`: not the product, but a
     publisher that reads the pointer, compares, and writes.
     """
@@ -74,6 +77,7 @@ class Writer:
     argv: list[str] = field(default_factory=list)
     stopped: bool = False
     naive: bool = False
+    recovers: bool = False
     url: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
@@ -227,16 +231,26 @@ def _watch(writer: Writer, inner: Store) -> int:
         environ={},
         _found=PROVED,
     )
-    tally = Tally()
     error: AgentError | None
     try:
-        watcher.watch(starter, Stop(), tally, SystemClock(), log, rescan=0.2, once=True, start_timeout=5.0)
-        error = tally.verdict(asked=False)
+        error = _recover(starter) if writer.recovers else _publish(starter, log)
     except AgentError as raised:
         error = raised
     print(error)
     print(json.dumps({"calls": [str(call) for call in seen or store.calls]}))
     return error.exit_code if error else 0
+
+
+def _publish(starter: Starter, log: Log) -> AgentError | None:
+    tally = Tally()
+    watcher.watch(starter, Stop(), tally, SystemClock(), log, rescan=0.2, once=True, start_timeout=5.0)
+    return tally.verdict(asked=False)
+
+
+def _recover(starter: Starter) -> AgentError | None:
+    results = recovering.recover(starter, wait_owner=0.0)
+    print(*results, sep="\n")
+    return recovering.verdict(results)
 
 
 def _counted(at: Signal) -> Callable[[Call], bool]:

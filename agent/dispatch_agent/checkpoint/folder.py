@@ -16,6 +16,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def read_execution(folder: Path) -> Execution | None:
     if value is None:
         return None
     fields = [value.get(key) for key in ("job", "epoch", "attempt", "folder_id")]
-    if not all(isinstance(field, str) for field in fields) or not str(fields[1]).isdecimal():
+    if not all(isinstance(field, str) for field in fields) or not re.fullmatch(r"[0-9]{1,20}", str(fields[1])):
         msg = f"{path} is damaged: job, epoch, attempt and folder_id are {fields!r}"
         raise IntegrityError(msg)
     return Execution(str(fields[0]), int(str(fields[1])), str(fields[2]), str(fields[3]))

@@ -62,7 +62,7 @@ def recover(
     Exits with the first that applies of
       33     a commit was sent, and whether it landed is unknown
       10-12  the store does not answer, refuses, or is too weak
-      31     an older epoch belongs to another attempt at the store (32: two contents of one name)
+      31     an older epoch belongs to another attempt at the store
       40     time ran out, or SIGTERM came, and something complete is left unpublished
       0      else, also where something is fenced, unknown, refused, abandoned, or cannot be published at all:
              the next execution must be able to start

@@ -25,7 +25,7 @@ from dispatch_agent.checkpoint.save import Settling, Snapshot, Survey, Verdict
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import (
     AgentError,
-    CommitError,
+    Conflict,
     DrainTimeout,
     EpochCollision,
     IntegrityError,
@@ -108,6 +108,7 @@ class _Old:
     execution: Execution
     placer: Placer
     view: View
+    already: set[int]
 
     @property
     def name(self) -> str:
@@ -140,7 +141,7 @@ class _InTime:
     def judge(self, save: Snapshot, survey: Survey, quiet: float) -> Verdict:
         verdict = self.rule.judge(save, survey, quiet)
         if isinstance(verdict, Settling) and verdict.again_in is not None and self.clock.monotonic() >= self.until:
-            return Settling(f"{verdict.reason}; it does not come to rest, somebody is writing it", stuck=True)
+            return Settling(f"it is still being written ({verdict.reason})", stuck=True)
         return verdict
 
 
@@ -166,9 +167,11 @@ def recover(starter: Starter, wait_owner: float) -> list[Recovered]:
         olds.sort(key=lambda old: old.execution.epoch)
         committed |= _committed(starter, olds)
         newest = max(committed, default=0)
+        if any(old.hopeful and old.execution.epoch >= newest for old in olds):
+            _while_away(starter, starter.prove)
         go_on = True
         for old in olds:
-            ordinals = committed.get(old.execution.epoch, set()) | bookkeeping.already(old.folder, starter.store.url)
+            ordinals = committed.get(old.execution.epoch, set()) | old.already
             if old.execution.epoch < newest:
                 why = f"epoch {newest} has published to {starter.store.url}"
                 results.append(replace(_held(old, ordinals, why), state="fenced", reason=why))
@@ -192,7 +195,7 @@ def verdict(results: Iterable[Recovered]) -> AgentError | None:
     execution must be able to start.
     """
     errors = [result.error for result in results if result.error is not None]
-    kinds: tuple[type[AgentError], ...] = (OutcomeUnknown, StoreError, CommitError, AgentError)
+    kinds: tuple[type[AgentError], ...] = (OutcomeUnknown, StoreError, EpochCollision, DrainTimeout)
     return next((error for kind in kinds for error in errors if isinstance(error, kind)), None)
 
 
@@ -216,8 +219,8 @@ def _look_at(folder: Path, starter: Starter) -> _Old:
             raise _NotOurs(msg, execution=execution)
         placer = Placer(folder, starter.rule, starter.clock, starter.log)
         placer.places()
-        return _Old(folder, execution, placer, placer.view())
-    except IntegrityError as error:
+        return _Old(folder, execution, placer, placer.view(), bookkeeping.already(folder, starter.store.url))
+    except (IntegrityError, OSError) as error:
         raise _NotOurs(str(error)) from error
 
 
@@ -313,13 +316,17 @@ def _publish(old: _Old, starter: Starter, ordinals: set[int], wait_owner: float)
         mine.release()
     why = str(error or tally.fenced or OUT_OF_TIME)
     result = _reported(old, tally, started[0], ordinals, why) if started else _held(old, ordinals, why)
+    state = result.state
+    if tally.fenced:
+        state = "fenced"
+    elif isinstance(error, (EpochCollision, Conflict)):
+        state = "refused"
     if tally.unsure:
         error = tally.verdict(asked=True)
     elif not in_time:
         error = _out_of_time(result)
-    elif not isinstance(error, (StoreError, CommitError)):
-        error = None  # of this folder alone, and no time will mend it
-    state: State = "fenced" if tally.fenced else "refused" if isinstance(error, EpochCollision) else result.state
+    elif not isinstance(error, (StoreError, EpochCollision)):
+        error = None  # no command that is run again would mend it
     result = replace(result, state=state, reason="" if state == "recovered" else why, error=error)
     # A newer execution's commit would fence what is left of this one.
     return result, in_time and not isinstance(error, StoreError)
@@ -377,7 +384,7 @@ def _summed_up(
 
 
 def _unreached(old: _Old, committed: Mapping[int, set[int]]) -> Recovered:
-    result = _held(old, committed.get(old.execution.epoch, set()), NOT_REACHED)
+    result = _held(old, committed.get(old.execution.epoch, set()) | old.already, NOT_REACHED)
     return replace(result, reason=NOT_REACHED, error=_out_of_time(result))
 
 
