@@ -7,7 +7,7 @@ was lost, and the store then refuses the second because of the first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dispatch_agent.clock import Clock
@@ -37,6 +37,13 @@ class Patience:
     first: float = 0.1
     longest: float = 5.0
 
+    def attempts(self) -> Iterator[int]:
+        """Count the tries from 0, with a wait before every one but the first."""
+        for number in range(self.tries):
+            if number:
+                self.pause(number - 1)
+            yield number
+
     def pause(self, after: int) -> None:
         """Wait after the given try, counted from 0."""
         self.clock.wait(threading.Event(), min(self.longest, self.first * 2**after) * (0.5 + self.draw() / 2))
@@ -49,7 +56,7 @@ def write_once(store: Store, key: str, data: bytes, patience: Patience) -> None:
     that could not be found out, StoreError if the store refused for good and holds nothing.
     """
     last: Exception | None = None
-    for attempt in range(patience.tries):
+    for _ in patience.attempts():
         try:
             store.create(key, data)
         except (ConditionFailed, KeyMissing, StoreError) as error:
@@ -69,8 +76,6 @@ def write_once(store: Store, key: str, data: bytes, patience: Patience) -> None:
             if found == data:
                 return
             raise Taken(key, found)
-        if attempt + 1 < patience.tries:
-            patience.pause(attempt)
     msg = (
         f"whether {key} was written to {store.url} is unknown after {patience.tries} tries (last answer: {last}); "
         f"it may still land: try again, nothing was deleted"

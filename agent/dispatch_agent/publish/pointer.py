@@ -24,15 +24,13 @@ def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patien
     """
     data = records.pointer_bytes(record)
     last: Exception | None = None
-    for attempt in range(patience.tries):
+    for _ in patience.attempts():
         try:
             return _step(store, record.order, data, known)
         except (ConditionFailed, StoreError) as error:
             if isinstance(error, StoreError) and not error.retryable:
                 raise
             last = error
-        if attempt + 1 < patience.tries:
-            patience.pause(attempt)
     msg = (
         f"whether {keys.POINTER} at {store.url} names {record.key} is unknown after {patience.tries} tries (last "
         f"answer: {last}); the commit itself stands, readers of commits/ are not affected"
@@ -86,13 +84,12 @@ def link(store: Store, patience: Patience) -> None:
     name), IntegrityError."""
     if not isinstance(store, LatestLink):
         return
-    for attempt in range(patience.tries):
+    for attempt in patience.attempts():
         try:
             _link(store, store)
         except StoreError as error:
             if not error.retryable or attempt + 1 == patience.tries:
                 raise
-            patience.pause(attempt)
         else:
             return
 
