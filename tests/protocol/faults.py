@@ -3,6 +3,24 @@
 `FaultyStore` stands before any store and hands every call to a hook, which may fail before it, let it through, fail
 after it (the answer is lost), kill the process, or stop it. Calls are numbered from 1 in the order in which they come;
 what the probe does on its scratch keys is not counted.
+
+`FAULTS` is the one vocabulary of what may go wrong at a call; the tests say which commands they cross it with:
+
+    fault           what a real store did                                      seen by the publisher as
+    fails before    connection refused or closed, 409, 429, 5xx, SlowDown      StoreUnavailable, nothing done
+    fails after     connection closed, 5xx, after the request was applied      StoreUnavailable, done
+    sent twice      as before, and a library sent it again: 412 for one's own  ConditionFailed, done
+    refused         412 though nothing stands in the way (Ceph, a race)        ConditionFailed, nothing done
+    denied          ExpiredToken, AccessDenied, RequestTimeTooSkewed           StoreDenied, nothing done
+    hangs before    no answer until the timeout                                time passes, then as fails before
+    hangs after     no answer until the timeout, though it was applied         time passes, then as fails after
+    lands late      no answer, and applied two calls later                     StoreUnavailable, done when nobody waits
+    clock back      the wall clock jumps back by a day                         nothing
+    clock ahead     the wall clock jumps ahead by a day                        nothing
+
+That the answers of a real S3 server come out as the right column says is tests/store/test_s3_faults.py's to show;
+tests/protocol/test_faults_s3.py plays whole publications through those answers. What a reader meets besides (other
+bytes than were stored, fewer, none) is `READER_FAULTS`. Death at a call is `signals_itself`, in real processes.
 """
 
 from __future__ import annotations
@@ -14,13 +32,26 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from dispatch_agent.errors import StoreUnavailable
+from dispatch_agent.errors import StoreDenied, StoreUnavailable
 from dispatch_agent.publish.watcher import Abort
-from dispatch_agent.store.base import ConditionFailed, Document, LatestLink, Limits, Source, Store, Stored, Uploaded
+from dispatch_agent.store.base import (
+    ConditionFailed,
+    Document,
+    KeyMissing,
+    LatestLink,
+    Limits,
+    Source,
+    Store,
+    Stored,
+    Uploaded,
+)
 
 WRITES = frozenset({"create", "replace", "put", "upload", "symlink", "delete"})
+LATE = WRITES - {"symlink"}
+"""What can be on its way when its sender has gone. A link is only made in a folder, by a system call."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +189,10 @@ def fails_after(at: At) -> Hook:
     """The store does it and the answer is lost."""
 
     def hook(call: Call, do: Do) -> Any:
-        answer = do()
-        if call in at:
-            raise _lost(call)
-        return answer
+        if call not in at:
+            return do()
+        _unheard(do)
+        raise _lost(call)
 
     return hook
 
@@ -189,31 +220,87 @@ def refuses(at: At) -> Hook:
     return hook
 
 
-def slow(at: At, clock: FakeClock, seconds: float) -> Hook:
-    """The call takes long, and then its answer is lost: a timeout."""
+def denied(at: At) -> Hook:
+    """The store does nothing for these credentials: they expired, or the clock that they were signed by is wrong."""
 
     def hook(call: Call, do: Do) -> Any:
-        answer = do()
         if call in at:
-            clock.now += seconds
-            raise _lost(call)
-        return answer
+            msg = f"{call} was denied (by the test)"
+            raise StoreDenied(msg)
+        return do()
 
     return hook
 
 
-def lands_late(at: At) -> Hook:
-    """A write is answered by an error and reaches the store only two calls later, when nobody waits for it any more."""
-    held: list[tuple[int, Do]] = []
+def hangs(at: At, clock: FakeClock, seconds: float, *, done: bool) -> Hook:
+    """The call is waited for until a timeout ends it, `done` or not."""
 
     def hook(call: Call, do: Do) -> Any:
-        if held and call.number > held[0][0] + 1:
-            with contextlib.suppress(ConditionFailed):  # it was sent again meanwhile
-                held.pop(0)[1]()
-        if call in at and call.method in {"create", "replace"}:
-            held.append((call.number, do))
-            raise _lost(call)
+        if call not in at:
+            return do()
+        if done:
+            _unheard(do)
+        clock.now += seconds
+        raise _lost(call)
+
+    return hook
+
+
+def clock_jumps(at: At, clock: FakeClock, days: int) -> Hook:
+    """Somebody sets the machine's clock; the one that only counts seconds goes on."""
+
+    def hook(call: Call, do: Do) -> Any:
+        if call in at:
+            clock.days += days
         return do()
+
+    return hook
+
+
+class Dead(BaseException):
+    """The process is gone. Not an Exception: nothing on the way can take it for a failure to mend."""
+
+
+class Late:
+    """Holds the writes of some calls, answers them with an error, and lets them reach the store at `deliver`.
+
+    `real` is the store behind. What carries no condition is taken out of it again and put back later: nobody else has
+    its key.
+    """
+
+    def __init__(self, at: At, real: Store, error: Callable[[Call], BaseException] | None = None) -> None:
+        self.at = at
+        self.held: list[tuple[Call, Do]] = []
+        self._real = real
+        self._error = error or _lost
+
+    def __call__(self, call: Call, do: Do) -> Any:
+        if call not in self.at or call.method not in LATE:
+            return do()
+        if call.method in {"put", "upload"}:
+            do()
+            data = self._real.read(call.key).data
+            self._real.delete(call.key)
+            self.held.append((call, lambda: self._real.put(call.key, data)))
+        else:
+            self.held.append((call, do))
+        raise self._error(call)
+
+    def deliver(self) -> None:
+        """Everything that is held, in the order in which it was sent."""
+        while self.held:
+            with contextlib.suppress(ConditionFailed):  # it was sent again meanwhile, or somebody was faster
+                self.held.pop(0)[1]()
+
+
+def lands_late(at: At, real: Store) -> Hook:
+    """A write is answered by an error and reaches the store only two calls later, when nobody waits for it any more."""
+    late = Late(at, real)
+
+    def hook(call: Call, do: Do) -> Any:
+        if late.held and call.number > late.held[0][0].number + 1:
+            late.deliver()
+        return late(call, do)
 
     return hook
 
@@ -225,7 +312,7 @@ def unreachable_from(k: int, *, last: str = "lost") -> Hook:
         if call.number < k:
             return do()
         if call.number == k and last == "lost":
-            do()
+            _unheard(do)
         raise _lost(call)
 
     return hook
@@ -247,8 +334,66 @@ def signals_itself(number: signal.Signals, when: str, is_it: Callable[[Call], bo
     return hook
 
 
+def _unheard(do: Do) -> None:
+    """The store does it, and whatever it answers is lost: also that a key is missing or a condition does not hold."""
+    with contextlib.suppress(KeyMissing, ConditionFailed):
+        do()
+
+
 def _lost(call: Call) -> StoreUnavailable:
     return StoreUnavailable(f"the answer to {call} was lost (by the test)")
+
+
+FAULTS: dict[str, Callable[[At, FakeClock, Store], Hook]] = {
+    "fails before": lambda at, _clock, _real: fails_before(at),
+    "fails after": lambda at, _clock, _real: fails_after(at),
+    "sent twice": lambda at, _clock, _real: sent_twice(at),
+    "refused": lambda at, _clock, _real: refuses(at),
+    "denied": lambda at, _clock, _real: denied(at),
+    "hangs before": lambda at, clock, _real: hangs(at, clock, 30.0, done=False),
+    "hangs after": lambda at, clock, _real: hangs(at, clock, 30.0, done=True),
+    "lands late": lambda at, _clock, real: lands_late(at, real),
+    "clock back": lambda at, clock, _real: clock_jumps(at, clock, -1),
+    "clock ahead": lambda at, clock, _real: clock_jumps(at, clock, 1),
+}
+PASSING = [name for name in FAULTS if name != "denied"]
+"""Those that a publisher rides out by itself where they happen once."""
+
+
+def spoilt(at: At, how: Callable[[bytes], bytes]) -> Hook:
+    """What is read is not what was stored."""
+
+    def hook(call: Call, do: Do) -> Any:
+        answer = do()
+        if call in at and call.method == "read":
+            return Document(how(answer.data), answer.version)
+        if call in at and call.method == "stream":
+            return [how(b"".join(answer))]
+        return answer
+
+    return hook
+
+
+def vanished(at: At) -> Hook:
+    """A key that was listed is gone; a listing shows nothing."""
+
+    def hook(call: Call, do: Do) -> Any:
+        if call not in at:
+            return do()
+        if call.method in {"list", "folders"}:
+            return []
+        raise KeyMissing(call.key)
+
+    return hook
+
+
+READER_FAULTS: dict[str, Callable[[At], Hook]] = {
+    "other bytes": lambda at: spoilt(at, lambda data: b"\0" + data[1:]),
+    "fewer bytes": lambda at: spoilt(at, lambda data: data[:-1]),
+    "more bytes": lambda at: spoilt(at, lambda data: data + b"\0"),
+    "no bytes": lambda at: spoilt(at, lambda _: b""),
+    "vanished": vanished,
+}
 
 
 # --- time and records of what happened --------------------------------------------------------------------------------
@@ -264,11 +409,15 @@ class FakeClock:
 
     now: float = 1000.0
     limit: float = 100_000.0
+    days: int = 0
+    """By how much somebody has set the wall clock forward (or back)."""
     _walls: int = field(default=0)
 
     def wall(self) -> str:
+        """Never twice the same."""
         self._walls += 1
-        return f"2026-01-01T00:00:{self.now:013.6f}+{self._walls}"
+        since = timedelta(days=self.days, seconds=self.now, microseconds=self._walls)
+        return (datetime(2026, 1, 1, tzinfo=timezone.utc) + since).isoformat(timespec="microseconds")
 
     def monotonic(self) -> float:
         return self.now

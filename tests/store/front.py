@@ -1,4 +1,8 @@
-"""A front that stands before a real server and misbehaves as a test says: it loses answers, spoils bytes, is racy."""
+"""A front that stands before a real server and misbehaves as a test says: it loses answers, spoils bytes, is racy.
+
+`ANSWERS` is the vocabulary of what a server or a network does to one request; tests/protocol/faults.py says what each
+of them is to the publisher.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,8 @@ class Reply:
     body: bytes = b""
 
 
-Behaviour = Callable[[Request, Callable[[Request], Reply]], "Reply | None"]
+Forward = Callable[[Request], Reply]
+Behaviour = Callable[[Request, Forward], "Reply | None"]
 
 
 def fault(status: int, code: str) -> Reply:
@@ -109,6 +114,86 @@ def front(endpoint: str, behave: Behaviour) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class Chosen:
+    """Misbehaves at those requests of which `when` is true: at the k-th of them and the `more` after it."""
+
+    def __init__(self, when: Callable[[Request], bool], act: Behaviour, k: int = 1, more: int = 0) -> None:
+        self.seen: list[Request] = []
+        self.met = 0
+        self._when, self._act, self._k, self._more, self._lock = when, act, k, more, threading.Lock()
+
+    def __call__(self, request: Request, forward: Forward) -> Reply | None:
+        with self._lock:
+            self.seen.append(request)
+            self.met += self._when(request)
+            mine = self._when(request) and self._k <= self.met <= self._k + self._more
+        return self._act(request, forward) if mine else forward(request)
+
+
+class Held:
+    """Closes the connection on requests, and lets them reach the server at `deliver`, when their sender has gone."""
+
+    def __init__(self) -> None:
+        self.holds: list[Request] = []
+        self._forward: Forward | None = None
+
+    def __call__(self, request: Request, forward: Forward) -> None:
+        self.holds.append(request)
+        self._forward = forward
+
+    def deliver(self) -> None:
+        while self.holds and self._forward:
+            self._forward(self.holds.pop(0))
+
+
+def says(status: int, code: str, *, applied: bool = False) -> Behaviour:
+    """Answers an error, whether or not the server has done what it was asked."""
+
+    def act(request: Request, forward: Forward) -> Reply:
+        if applied:
+            forward(request)
+        return fault(status, code)
+
+    return act
+
+
+def closes(*, applied: bool, after: float = 0.0) -> Behaviour:
+    """Closes the connection without an answer, `after` seconds of silence."""
+
+    def act(request: Request, forward: Forward) -> None:
+        if applied:
+            forward(request)
+        time.sleep(after)
+
+    return act
+
+
+READ_TIMEOUT = 0.6
+"""Seconds after which the clients of these tests give up waiting."""
+ANSWERS: dict[str, Behaviour] = {
+    "500, nothing done": says(500, "InternalError"),
+    "500, done": says(500, "InternalError", applied=True),
+    "503 SlowDown": says(503, "SlowDown"),
+    "400 ExpiredToken": says(400, "ExpiredToken"),
+    "403 ExpiredToken": says(403, "ExpiredToken"),
+    "403 RequestTimeTooSkewed": says(403, "RequestTimeTooSkewed"),
+    "closed, nothing done": closes(applied=False),
+    "closed, done": closes(applied=True),
+    "hangs, nothing done": closes(applied=False, after=2 * READ_TIMEOUT),
+    "hangs, done": closes(applied=True, after=2 * READ_TIMEOUT),
+}
+CONDITIONAL: dict[str, Behaviour] = {
+    "409 ConditionalRequestConflict": says(409, "ConditionalRequestConflict"),
+    "412, nothing done": says(412, "PreconditionFailed"),
+    "412, done": says(412, "PreconditionFailed", applied=True),
+}
+"""What is only said of a conditional write."""
+
+
+def is_conditional(request: Request) -> bool:
+    return request.method == "PUT" and not {"if-match", "if-none-match"}.isdisjoint(request.headers)
 
 
 def check_then_act(bucket: Bucket, delay: float = 0.02) -> Behaviour:
