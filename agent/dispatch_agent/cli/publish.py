@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,8 @@ from dispatch_agent.errors import Incomplete, SettingsError
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import oneshot, watcher
 from dispatch_agent.publish.placing import Rule
+from dispatch_agent.publish.prune_local import Keeper, Volume, check_apart
+from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Abort, Stop, Tally
 from dispatch_agent.settings import execution_folder
 
@@ -76,6 +79,13 @@ def publish() -> None:
     help="The longest time between two looks; events only make it look sooner.",
 )
 @options.option(
+    "--keep-local",
+    type=click.IntRange(0),
+    metavar="K",
+    help="Delete older executions' saves below ROOT once the store has them whole; the newest K stay. Let the one stay "
+    "that a trainer resumes from, unless it was restored. [default: all stay]",
+)
+@options.option(
     "--events",
     type=click.Choice(["auto", "events", "polling"]),
     default="auto",
@@ -91,6 +101,7 @@ def watch(
     drain_timeout: float,
     start_timeout: float,
     rescan: float,
+    keep_local: int | None,
     events: Events,
     **given: Any,
 ) -> None:
@@ -110,11 +121,14 @@ def watch(
             stop.drain.wait()
         return
     starter = starting.starter(given, starting.store_for(given, where, root), identity, rank, where, log)
+    after = _nothing if keep_local is None else _keeper(starter, where, root, keep_local, stop, log)
     wakes = _wakes(where, stop, events, rescan, log)
     try:
         signals.drain_on_signals(stop, drain_timeout)
         wakes.start()
-        watcher.watch(starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout)
+        watcher.watch(
+            starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout, after=after
+        )
         if tally.fenced and on_fenced == "wait" and not once:
             watcher.stand_aside(stop, tally, CLOCK, log)
         signals.ignore()
@@ -222,6 +236,23 @@ def _marked(path: Path, rule: Rule) -> bool:
         save.name == os.fsencode(path.name) and isinstance(rule.judge(save, survey, 0.0), Complete)
         for save in survey.saves
     )
+
+
+def _keeper(starter: Starter, folder: Path, root: Path | None, keep: int, stop: Stop, log: Log) -> Keeper:
+    root = root or folder.parent.parent
+    if folder.resolve().parent != (root / "exec").resolve():
+        msg = (
+            f"--keep-local: {folder} is not directly below {root / 'exec'}, so older executions' folders are not known"
+        )
+        raise SettingsError(msg)
+    check_apart(starter.store, root)
+    before, workers = starter.identity.epoch, starter.settings.workers
+    volume = Volume(root, starter.store, before, keep, full=False, workers=workers, now=time.time_ns)
+    return Keeper(volume, log, CLOCK, stop.drain.is_set)
+
+
+def _nothing() -> None:
+    return
 
 
 def _wakes(folder: Path, stop: Stop, events: Events, rescan: float, log: Log) -> Watcher:

@@ -1,21 +1,27 @@
-"""`publish prune`: what is to leave the store. Shows it first; deletes with --apply."""
+"""`publish prune`: what is to leave the store, or with --local the volume. Shows it first; deletes with --apply."""
 
 from __future__ import annotations
 
 import os
 import random
+import time
+from pathlib import Path
 from typing import Any
 
 import click
 
+from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
+from dispatch_agent.errors import UsageError
 from dispatch_agent.publish import prune as pruning
+from dispatch_agent.publish import prune_local
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.prune import Doomed, Litter, Plan, Pruner
+from dispatch_agent.publish.prune_local import Copy, Volume
 from dispatch_agent.publish.retention import LEAST
 from dispatch_agent.publish.start import publisher_name
-from dispatch_agent.settings import unknown_variables
+from dispatch_agent.settings import checkpoint_root, unknown_variables
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import Leftover, require
 from dispatch_agent.store.probe import probe
@@ -25,10 +31,11 @@ from dispatch_agent.store.probe import probe
 @options.destination
 @options.option(
     "--keep",
-    type=click.IntRange(LEAST),
+    type=click.IntRange(0),
     required=True,
     metavar="N",
-    help="The newest saves that stay; at least two, the newest and the one to fall back to. Damaged ones do not count.",
+    help="The newest saves that stay; at least two, the newest and the one to fall back to. Damaged ones do not count. "
+    "With --local: so many of older executions' stay, 0 for none.",
 )
 @options.option(
     "--keep-every",
@@ -36,6 +43,11 @@ from dispatch_agent.store.probe import probe
     metavar="K",
     help="Of the saves before those, one in K stays. [default: none]",
 )
+@options.option(
+    "--local", is_flag=True, help="Prune the checkpoint root: what older executions wrote, and the store has."
+)
+@options.root
+@options.option("--verify", is_flag=True, help="With --local: read every byte, here and at the store, not only sizes.")
 @options.option("--apply", is_flag=True, help="Do it; without, only show what would go.")
 @options.option("--accept-weak-store", is_flag=True, help="Go on though the store cannot refuse a lost race.")
 @options.workers
@@ -43,6 +55,9 @@ from dispatch_agent.store.probe import probe
 def prune(
     keep: int,
     keep_every: int | None,
+    local: bool,
+    root: Path | None,
+    verify: bool,
     apply: bool,
     accept_weak_store: bool,
     workers: int,
@@ -53,10 +68,18 @@ def prune(
 
     Safe beside publishers, readers and recoveries. Commit records stay, so that nothing is published twice. Saves that
     were published in place are the trainer's own and stay.
+
+    With --local, deletes saves below ROOT/exec/ and ROOT/resume/ instead: those of executions that a newer one has
+    followed, and only what stands committed and whole at the store, as it stands here. Nothing that was changed within
+    the last minute, or whose publisher is alive.
     """
     for sentence in unknown_variables(os.environ, known_variables()):
         click.echo(f"warning: {sentence}", err=True)
+    _check_options(keep, keep_every, local=local, verify=verify)
     store = open_destination(given)
+    if local:
+        _prune_local(store, checkpoint_root(root), keep, apply=apply, verify=verify, workers=workers, as_json=as_json)
+        return
     todo = pruning.plan(store, newest=keep, every=keep_every, workers=workers)
     if apply:
         _carry_out(store, todo, workers, accept_weak=accept_weak_store)
@@ -68,6 +91,57 @@ def prune(
         click.echo(f"publish: {problem}", err=True)
     if todo.problems:
         raise todo.problems[0]
+
+
+def _check_options(keep: int, keep_every: int | None, *, local: bool, verify: bool) -> None:
+    if local and keep_every is not None:
+        msg = "--keep-every is for the store: with --local give --keep alone"
+        raise UsageError(msg)
+    if not local and verify:
+        msg = "--verify is for --local: `publish verify` reads what is published"
+        raise UsageError(msg)
+    if not local and keep < LEAST:
+        msg = f"--keep {keep}: a store keeps at least {LEAST} saves, the newest and the one to fall back to"
+        raise UsageError(msg)
+
+
+def _prune_local(
+    store: Store, root: Path, keep: int, *, apply: bool, verify: bool, workers: int, as_json: bool
+) -> None:
+    prune_local.check_apart(store, root)
+    before = prune_local.claimed_epoch(store)
+    volume = Volume(root, store, before, keep, full=verify, workers=workers, now=time.time_ns)
+    todo = prune_local.plan(volume)
+    gone: list[Copy] = []
+    left = [*todo.left, *(prune_local.carry_out(volume, todo, gone.append) if apply else [])]
+    going = gone if apply else todo.going
+    if as_json:
+        display.print_json(
+            {
+                "applied": apply,
+                "pruned": [_copy_as_json(copy) for copy in going],
+                "kept": [_copy_as_json(copy) for copy in todo.kept],
+                "left": [{"path": _shown(item.path), "reason": item.reason} for item in left],
+                "unfinished": [_shown(folder) for folder in todo.unfinished],
+            }
+        )
+        return
+    for item in left:
+        click.echo(f"left   {_shown(item.path)}: {item.reason}")
+    for copy in todo.kept:
+        click.echo(f"keep   {_shown(copy.path)}")
+    for copy in going:
+        click.echo(f"prune  {_shown(copy.path)} ({display.size(copy.size)}), published as {copy.record.key}")
+    what = f"{len(going)} saves, {display.size(sum(copy.size for copy in going))}"
+    click.echo(f"deleted {what}" if apply else f"would delete {what}. Nothing was deleted: add --apply")
+
+
+def _copy_as_json(copy: Copy) -> dict[str, Any]:
+    return {"path": _shown(copy.path), "commit": copy.record.key, "size": copy.size}
+
+
+def _shown(path: Path) -> str:
+    return names.shown(os.fsencode(path))
 
 
 def _carry_out(store: Store, todo: Plan, workers: int, *, accept_weak: bool) -> None:

@@ -109,12 +109,14 @@ def watch(
     rescan: float,
     once: bool,
     start_timeout: float,
+    after: Callable[[], None] = lambda: None,
 ) -> None:
     """Publish until told to drain or, with `once`, until nothing more is to be done. `tally` holds what happened.
 
     `start` claims; it raises StandBy as long as there is nothing to do, and is tried again for `start_timeout` seconds
-    while the store does not answer. `rescan` is the longest time, in seconds, between two looks. Raises
-    EpochCollision, Conflict, StoreTooWeak, SettingsError; Fenced is in the tally; a StoreError only from the start.
+    while the store does not answer. `rescan` is the longest time, in seconds, between two looks. `after` is called
+    after every pass that did not fail. Raises EpochCollision, Conflict, StoreTooWeak, SettingsError; Fenced is in the
+    tally; a StoreError only from the start.
     """
     publisher: Publisher | None = None
     pause = BACKOFF_FIRST
@@ -132,6 +134,7 @@ def watch(
             _count(tally, done, publisher)
             last = ending and next_look is None and not publisher.unsure and done.unpublished == done.hopeless
             _report(log, done, last=last)
+            after()
             if last:
                 return
         except Fenced as fenced:
