@@ -38,7 +38,7 @@ from tests.servers import Bucket
 from dispatch_agent.checkpoint import completion
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import DrainTimeout, EpochCollision, OutcomeUnknown, StoreDenied
+from dispatch_agent.errors import DrainTimeout, EpochCollision, OutcomeUnknown, StoreDenied, StoreUnavailable
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import reader, start
 from dispatch_agent.publish.placing import Rule
@@ -471,6 +471,21 @@ def test_i9_several_old_executions_are_recovered_oldest_first(place: Path) -> No
         *((old.epoch, 1) for old in olds[1:]),
     ]
     assert {result.state for result in results.values()} == {"recovered"}
+    for old in olds:
+        assert bookkeeping.lock(old.folder, store.url).acquire(), "it still has the folder"
+
+
+def test_i7_a_fenced_folder_holds_neither_what_stands_nor_what_would_be_nothing_new(place: Path) -> None:
+    store = MemoryStore()
+    first, second = Execution(place, 1), Execution(place, 2)
+    path = first.save("step-1", small("one"))
+    assert Bench(store).run(first) is None
+    bookkeeping.mark_complete(path)  # marked once more, and the content is the same
+    assert Bench(store).run(first) is None
+    second.save("step-2", small("two"))
+    assert Bench(store).run(second) is None
+    result = Recovery(store, place).run()["a1"]
+    assert (result.state, result.standing, result.saves) == ("fenced", 1, ())
 
 
 def test_a_recovery_is_of_lower_epochs_alone(place: Path) -> None:
@@ -680,6 +695,14 @@ def test_a_record_that_cannot_be_trusted_is_refused_with_the_reason_and_stops_no
     assert tree(bad.folder / "step-1") == held
 
 
+def test_a_folder_whose_name_is_no_attempt_token_is_refused(place: Path) -> None:
+    """Its name would be a part of keys."""
+    store = MemoryStore()
+    owned(Execution(place, 1, "no token")).save("step-1", small(1))
+    assert Recovery(store, place).run()["no token"].state == "refused"
+    assert everything_in(store) == {}
+
+
 def test_i3_a_copied_folder_gives_no_second_content_to_a_place(place: Path) -> None:
     """A copy has its original's folder id and therefore its term, and goes on from its places."""
     store = MemoryStore()
@@ -841,6 +864,12 @@ def test_a_save_that_cannot_be_published_at_all_keeps_no_execution_from_starting
     assert results["a1"].state == "left"
     assert "link" in results["a1"].saves[1].reason
     assert verdict(results.values()) is None
+
+
+def test_10_when_the_store_stays_away(place: Path) -> None:
+    owned(Execution(place, 1)).save("step-1", small(1))
+    with pytest.raises(StoreUnavailable):
+        Recovery(faulty(MemoryStore(), unreachable_from(1)), place).run()
 
 
 def test_a_store_that_comes_back_is_waited_for(place: Path) -> None:

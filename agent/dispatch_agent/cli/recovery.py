@@ -13,10 +13,12 @@ import click
 from dispatch_agent import cluster
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options, signals, starting
-from dispatch_agent.errors import Refused, SettingsError
+from dispatch_agent.errors import DrainTimeout, Refused, SettingsError
 from dispatch_agent.identity import Identity, parse_epoch
 from dispatch_agent.publish import recover as recovering
 from dispatch_agent.publish.recover import Recovered
+from dispatch_agent.publish.start import Starter
+from dispatch_agent.publish.watcher import Abort
 from dispatch_agent.settings import checkpoint_root
 
 
@@ -78,9 +80,7 @@ def recover(
         starting.check_outside(store, folder)
         if not folder.parent.is_dir():
             log.warning("nothing to recover", reason=f"{folder.parent} is not there: is that the right volume?")
-        signals.abort_within(timeout)
-        results = recovering.recover(starting.starter(given, store, identity, rank, folder, log), wait_owner)
-        signals.ignore()
+        results = _within(timeout, starting.starter(given, store, identity, rank, folder, log), wait_owner)
     if as_json:
         display.print_json([_as_json(result) for result in results])
     else:
@@ -88,6 +88,17 @@ def recover(
     error = recovering.verdict(results)
     if error is not None:
         raise error
+
+
+def _within(seconds: float, starter: Starter, wait_owner: float) -> list[Recovered]:
+    try:
+        signals.abort_within(seconds)
+        results = recovering.recover(starter, wait_owner)
+    except Abort:
+        msg = f"time ran out before anything in {starter.folder} was reported; run it again"
+        raise DrainTimeout(msg) from None
+    signals.ignore()
+    return results
 
 
 def _who(before: str | None) -> Identity:

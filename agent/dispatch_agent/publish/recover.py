@@ -127,7 +127,7 @@ class _Old:
     @property
     def hopeful(self) -> bool:
         """Whether anything in it is complete, or may be without a change."""
-        return bool(self.view.complete or self.view.out_of_sight or self.settling)
+        return bool(self.view.complete or self.settling)
 
 
 @dataclass(frozen=True, slots=True)
