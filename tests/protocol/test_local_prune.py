@@ -756,8 +756,9 @@ def test_a_watch_that_publishes_in_place_prunes_nothing(place: Path, launcher: L
     save(commands.old, "step-1", small(1))
     assert commands.watch(commands.old, "--in-place") == 0
     commands.new.folder.mkdir()
-    assert commands.watch(commands.new, "--in-place", "--keep-local", "0") == 3
-    assert "one folder tree" in commands.said
+    for options in (["--in-place"], ["--dest", str(place / "another")]):  # nor the save that readers get from there
+        assert commands.watch(commands.new, *options, "--keep-local", "0") == 3
+        assert "published in place" in commands.said
     assert commands.there == {"step-1"}
 
 
@@ -773,7 +774,7 @@ def test_a_watch_looks_again_for_what_was_in_use_and_not_for_ever(world: World) 
         return planned(volume)
 
     stop = Stop()
-    keeper = Keeper(world.volume(), _log(bench), bench.clock, stop.drain.is_set)
+    keeper = Keeper(world.volume(), _log(bench), bench.clock, stop.drain.is_set, waits=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prune_local, "plan", plan)
         with folder_lock(world.old.folder, world.store.url):
@@ -789,6 +790,23 @@ def test_a_watch_looks_again_for_what_was_in_use_and_not_for_ever(world: World) 
         assert asked == 2
 
 
+def test_pruning_holds_up_nothing_that_is_to_be_published(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that hangs, thousands of saves to compare: the watch's next pass does not wait for that."""
+    let_go = threading.Event()
+    planned = prune_local.plan
+    monkeypatch.setattr(prune_local, "plan", lambda volume: planned(volume) if let_go.wait(30) else None)
+    bench = Bench(world.store)
+    keeper = Keeper(world.volume(), _log(bench), bench.clock, lambda: False, waits=False)
+    keeper()
+    bench.clock.now += 1000  # type: ignore[attr-defined]
+    keeper()  # nor does a second one begin
+    assert [thread.name for thread in threading.enumerate()].count("keep-local") == 1
+    assert world.there == set(SAVES)
+    let_go.set()
+    next(thread for thread in threading.enumerate() if thread.name == "keep-local").join()
+    assert world.there == set()
+
+
 def test_a_watch_goes_on_publishing_when_pruning_cannot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(_: Volume) -> Plan:
         msg = "damaged"
@@ -797,7 +815,7 @@ def test_a_watch_goes_on_publishing_when_pruning_cannot(world: World, monkeypatc
     bench = Bench(world.store)
     monkeypatch.setattr(prune_local, "plan", damaged)
     save(world.new, "step-9", small(9))
-    keeper = Keeper(world.volume(), _log(bench), bench.clock, lambda: False)
+    keeper = Keeper(world.volume(), _log(bench), bench.clock, lambda: False, waits=True)
     tally = Tally()
     watcher.watch(
         lambda: bench.publisher(world.new),

@@ -121,7 +121,9 @@ def watch(
             stop.drain.wait()
         return
     starter = starting.starter(given, starting.store_for(given, where, root), identity, rank, where, log)
-    after = _nothing if keep_local is None else _keeper(starter, where, root, keep_local, stop, log)
+    after = _nothing
+    if keep_local is not None:
+        after = _keeper(starter, where, root, keep_local, stop, log, waits=once)
     wakes = _wakes(where, stop, events, rescan, log)
     try:
         signals.drain_on_signals(stop, drain_timeout)
@@ -238,7 +240,9 @@ def _marked(path: Path, rule: Rule) -> bool:
     )
 
 
-def _keeper(starter: Starter, folder: Path, root: Path | None, keep: int, stop: Stop, log: Log) -> Keeper:
+def _keeper(
+    starter: Starter, folder: Path, root: Path | None, keep: int, stop: Stop, log: Log, *, waits: bool
+) -> Keeper:
     root = root or folder.parent.parent
     if folder.resolve().parent != (root / "exec").resolve():
         msg = (
@@ -248,7 +252,7 @@ def _keeper(starter: Starter, folder: Path, root: Path | None, keep: int, stop: 
     check_apart(starter.store, root)
     before, workers = starter.identity.epoch, starter.settings.workers
     volume = Volume(root, starter.store, before, keep, full=False, workers=workers, now=time.time_ns)
-    return Keeper(volume, log, CLOCK, stop.drain.is_set)
+    return Keeper(volume, log, CLOCK, stop.drain.is_set, waits)
 
 
 def _nothing() -> None:

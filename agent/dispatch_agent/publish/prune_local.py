@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,14 @@ def claimed_epoch(store: Store) -> int:
 
 
 def check_apart(store: Store, root: Path) -> None:
-    """Raises SettingsError if the store is in the checkpoint root or around it: then it is no other copy."""
+    """Raises SettingsError if the store is in the checkpoint root or around it, or the root is a store itself: then
+    what stands there is no second copy, or is one that somebody reads."""
+    if (root / keys.COMMITS).exists():
+        msg = (
+            f"saves were published in place in {root}: what stands there is what readers get, so it does not leave the "
+            f"volume; remove {root / keys.COMMITS} if nobody reads them any more"
+        )
+        raise SettingsError(msg)
     if not isinstance(store, PosixStore):
         return
     there, here = Path(store.url).resolve(), root.resolve()
@@ -181,27 +189,40 @@ def carry_out(
 
 @dataclass(slots=True)
 class Keeper:
-    """`watch --keep-local`: called after every pass, it prunes once, and again while something is left that may go."""
+    """`watch --keep-local`: called after every pass, it prunes once, and again while something is left that may go.
+
+    In a thread of its own, since nothing may hold up what is to be published; unless `waits`, for a watch that ends.
+    """
 
     volume: Volume
     log: Log
     clock: Clock
     stopped: Callable[[], bool]
+    waits: bool
     _pause: float = AGAIN_FIRST
     _due: float | None = None
     _ended: bool = False
+    _work: threading.Thread | None = None
 
     def __call__(self) -> None:
-        """Never raises for what is wrong with the store or the volume: publishing goes on."""
         now = self.clock.monotonic()
         if self._ended or self.stopped() or (self._due is not None and now < self._due):
             return
+        if self._work is not None and self._work.is_alive():
+            return
         self._due, self._pause = now + self._pause, min(AGAIN_LONGEST, self._pause * 2)
+        # Killed at the end of the process, wherever it is: the next one finishes.
+        self._work = threading.Thread(target=self._prune, name="keep-local", daemon=True)
+        self._work.start()
+        if self.waits:
+            self._work.join()
+
+    def _prune(self) -> None:
         try:
             todo = plan(self.volume)
             left = [*todo.left, *carry_out(self.volume, todo, self._gone, self.stopped)]
-        except AgentError as error:
-            self.log.once("warning", str(error), "not pruned", reason=str(error))
+        except Exception as error:  # noqa: BLE001 (publishing goes on, and it is tried again)
+            self.log.once("warning", str(error), "not pruned", reason=str(error), kind=type(error).__name__)
             return
         for item in left:
             self.log.once("info", f"{item.path} {item.reason}", "left", path=str(item.path), reason=item.reason)
