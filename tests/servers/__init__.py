@@ -44,5 +44,18 @@ __all__ = [
     "shared_bucket",
 ]
 
-FIXTURES = frozenset({"seaweed", "ceph", "moto", "rclone", "juicefs_gateway", "azurite", "gcs", "sftp"})
+FIXTURES = frozenset(
+    {
+        "seaweed",
+        "ceph",
+        "moto",
+        "rclone",
+        "juicefs_gateway",
+        "juicefs_mounts",
+        "seaweed_mounts",
+        "azurite",
+        "gcs",
+        "sftp",
+    }
+)
 """The fixtures that start a server; a test that uses one gets the marker `server`."""

@@ -24,6 +24,7 @@ from tests.servers import (
 )
 from tests.servers.azurite import azure_container, azurite
 from tests.servers.gcs import gcs, gcs_bucket
+from tests.servers.mounts import juicefs_mounts
 from tests.servers.sftp import sftp, sftp_folder
 from tests.store.matrix import KINDS, Kind, Place
 
@@ -39,6 +40,7 @@ __all__ = [
     "gcs_bucket",
     "juicefs_bucket",
     "juicefs_gateway",
+    "juicefs_mounts",
     "moto",
     "moto_bucket",
     "rclone",
@@ -140,7 +142,7 @@ def opener(place: Place) -> Iterator[Opener]:
     opened: list[Store] = []
 
     def opener() -> Store:
-        opened.append(open_store(place.url, place.options))
+        opened.append(open_store(place.seen_by(len(opened)), place.options))
         return opened[-1]
 
     yield opener

@@ -18,11 +18,19 @@ from dispatch_agent.support import Value
 
 
 class Place(NamedTuple):
-    """A destination that nobody else uses: its URL, fsspec's storage options for it, or the variables that say them."""
+    """A destination that nobody else uses: its URL, fsspec's storage options for it, or the variables that say them.
+
+    `there` is the URL of the same destination on another host, where that differs.
+    """
 
     url: str
     options: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = {}  # never changed
+    there: str = ""
+
+    def seen_by(self, number: int) -> str:
+        """Its URL for the `number`-th client: every other one is on another host."""
+        return self.there if self.there and number % 2 else self.url
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,8 @@ class Kind:
 
     `create`, `replace` and `checksum` are what `publish probe` must say, and `whole` (atomic visibility) where it is
     yes: else it is a matter of luck what a look sees. `flat`: an object and a folder may have one name. `outside`:
-    other processes can reach it. `writers` race each other in `rounds`.
+    other processes can reach it. `calm`: to delete what is last in a folder costs a writer there nothing, not even one
+    more try. `writers` race each other in `rounds`.
     """
 
     name: str
@@ -43,6 +52,7 @@ class Kind:
     checksum: Checksum = "none"
     flat: bool = False
     outside: bool = True
+    calm: bool = True
     writers: int = 8
     rounds: int = 10
 
@@ -79,16 +89,27 @@ def _s3(fixture: str) -> Callable[[pytest.FixtureRequest], Place]:
     return place
 
 
+def _mounted(fixture: str) -> Callable[[pytest.FixtureRequest], Place]:
+    """A folder of a volume that is mounted twice."""
+
+    def place(request: pytest.FixtureRequest) -> Place:
+        mounts, name = request.getfixturevalue(fixture), f"store-{os.urandom(6).hex()}"
+        return Place(str(mounts.here / name), there=str(mounts.there / name))
+
+    return place
+
+
 KINDS = (
     Kind("memory", _memory, flat=True, outside=False),
     Kind("folder", _below("tmp_path")),
     Kind("tmpfs", _below("tmpfs")),
     # Its losers wait one to four seconds where there are three writers, and hardly where there are two.
     Kind("seaweed", _s3("shared_bucket"), "shared_bucket", checksum="sha256", flat=True, writers=2, rounds=50),
+    Kind("juicefs-mounts", _mounted("juicefs_mounts"), "juicefs_mounts", replace="unknown", calm=False),
     Kind("ceph", _s3("ceph_bucket"), "ceph_bucket", checksum="md5", flat=True),
     Kind("moto", _s3("moto_bucket"), "moto_bucket", flat=True),
-    Kind("rclone", _s3("rclone_shared_bucket"), "rclone_shared_bucket", "no", "no", whole="no", checksum="md5"),
-    Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", whole="no", checksum="md5"),
+    Kind("rclone", _s3("rclone_shared_bucket"), "rclone_shared_bucket", "no", "no", "no", checksum="md5", calm=False),
+    Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", "no", checksum="md5", calm=False),
     Kind("azurite", _s3("azure_container"), "azure_container", checksum="md5", flat=True),
     Kind("gcs", _s3("gcs_bucket"), "gcs_bucket", flat=True),
     Kind("sftp", _s3("sftp_folder"), "sftp_folder", create="no", replace="no"),

@@ -257,7 +257,7 @@ class TestDelete:
         assert list(store.list("a")) == []
         assert "d" in store.folders("")
 
-    @pytest.mark.needs("whole")  # a server that writes in place into a folder says 404 or 500 to the writer
+    @pytest.mark.needs("calm")
     def test_beside_a_writer_costs_the_writer_nothing(self, store: Store) -> None:
         """A folder is tidied away when it is empty, perhaps just when a writer has made it."""
         ended = threading.Event()

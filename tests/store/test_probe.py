@@ -14,6 +14,7 @@ from tests.store.front import Behaviour, check_then_act, front
 from tests.store.matrix import Kind
 
 from dispatch_agent.errors import StoreDenied, StoreTooWeak, StoreUnavailable
+from dispatch_agent.store import kernel
 from dispatch_agent.store.base import ConditionFailed, Document, Stored
 from dispatch_agent.store.capabilities import Capabilities, Checksum, require
 from dispatch_agent.store.memory import MemoryStore
@@ -54,7 +55,6 @@ def test_each_kind_is_found_to_be_what_the_matrix_says_and_left_as_it_was(opener
     assert found.list_after_write
     assert found.atomic_visibility or kind.whole == "no"
     assert (found.checksum, found.checksums.value) == (kind.checksum, "no" if kind.checksum == "none" else "yes")
-    assert {found.conditional_create.source, found.list_after_write.source} == {"probed"}
     assert [left.key for left in store.list("")] == ["probe/other"]
     with pytest.raises(StoreTooWeak, match=r"\(.+\)") if kind.weak else nullcontext():
         require(found)
@@ -211,6 +211,20 @@ def test_a_lost_answer_is_read_back_and_not_held_against_the_store() -> None:
 
     found = probe(Forgetful())
     assert (found.conditional_create.value, found.conditional_replace.value) == ("yes", "yes")
+
+
+@pytest.mark.parametrize(
+    ("mounted", "value"), [("fuse.somefs", "unknown"), ("fuse.seaweedfs", "no"), ("virtiofs", "yes")]
+)
+def test_a_name_that_other_hosts_may_make_too_is_not_believed_from_one_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: str, value: str
+) -> None:
+    monkeypatch.setattr("dispatch_agent.store.kernel.filesystem_magic", lambda _: kernel.FUSE)
+    monkeypatch.setattr("dispatch_agent.store.kernel.mounted_as", lambda _: mounted)
+    found = probe(PosixStore(tmp_path))
+    assert found.conditional_create.value == value
+    with pytest.raises(StoreTooWeak, match=f"(?i){mounted.rpartition('.')[2]}") if value != "yes" else nullcontext():
+        require(found)
 
 
 def test_a_lock_that_may_not_hold_between_hosts_makes_replace_advisory(

@@ -94,8 +94,9 @@ class Starter:
             for sentence in found.saw:
                 self.log.debug("probe", saw=sentence)
             require(found, accept_weak=self.settings.accept_weak_store)
-            if not found.conditional_create:
-                self.log.warning("weak store", reason=found.conditional_create.reason)
+            for support in (found.list_after_write, found.conditional_create):
+                if not support:
+                    self.log.warning("weak store", reason=support.reason)
             if found.conditional_replace.value != "yes":
                 what = "no pointer is written" if found.conditional_replace.value == "no" else "the pointer is advisory"
                 self.log.warning(what, reason=found.conditional_replace.reason)

@@ -12,15 +12,21 @@ from dispatch_agent.support import Support
 Checksum = Literal["sha256", "md5", "none"]
 
 
+ONE_SERVER = Support("yes", "catalogue", "one server answers all hosts")
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a store's kind says of itself, which no probe from one host can prove.
 
-    `replace_trusted`: whether a conditional replace that holds here also holds against writers on other hosts.
+    `replace_trusted`, `create_trusted`: whether a condition that holds here also holds against writers on other hosts.
+    `listing_trusted`: whether what is listed here at once is listed on other hosts at once.
     """
 
     atomic_visibility: Support
     replace_trusted: Support
+    create_trusted: Support = ONE_SERVER
+    listing_trusted: Support = ONE_SERVER
 
 
 @runtime_checkable
@@ -83,18 +89,23 @@ class Capabilities:
 def require(found: Capabilities, *, accept_weak: bool = False) -> None:
     """Raises StoreTooWeak unless lost races are refused and listings are fresh.
 
-    `accept_weak` lets a store without conditional create pass, never one whose listing lags: the claims that replace
-    the condition are found by listing.
+    `accept_weak` lets a store pass of which either is not known, or that has no conditional create; never one whose
+    listing is known to lag: the claims that replace the condition are found by listing.
     """
-    if not found.list_after_write:
+    listing, create = found.list_after_write, found.conditional_create
+    if listing.value == "no" or not (listing or accept_weak):
         msg = (
-            f"the destination does not list what was just written ({found.list_after_write.reason}): commits could be"
+            f"the destination {_verb(listing)} list at once what was written ({listing.reason}): commits could be"
             " overlooked; publish to a store with consistent listings"
         )
         raise StoreTooWeak(msg)
-    if not found.conditional_create and not accept_weak:
+    if not (create or accept_weak):
         msg = (
-            f"the destination cannot refuse a lost race ({found.conditional_create.reason}): publish to a store with"
+            f"the destination {_verb(create)} refuse a lost race ({create.reason}): publish to a store with"
             " conditional writes, or pass --accept-weak-store to go without"
         )
         raise StoreTooWeak(msg)
+
+
+def _verb(support: Support) -> str:
+    return "cannot" if support.value == "no" else "is not known to"

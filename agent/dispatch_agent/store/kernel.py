@@ -1,4 +1,4 @@
-"""Three calls of Linux that Python does not wrap: what a folder is stored on, rename without replacing, and clone."""
+"""What Linux knows that Python does not ask: what a folder is stored on, rename without replacing, and clone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import errno
 import fcntl
 import os
 import platform
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dispatch_agent.support import Support
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+FUSE = 0x65735546
 # linux/magic.h and the filesystems' own sources. What keeps flock and link between hosts is a matter of the server and
 # the mount there, and no probe that runs on one host can see it.
 NETWORK = {
@@ -20,7 +23,7 @@ NETWORK = {
     0x517B: "SMB",
     0xFF534D42: "CIFS",
     0xFE534D42: "SMB2",
-    0x65735546: "FUSE or virtiofs",
+    FUSE: "FUSE or virtiofs",
     0x0BD00BD0: "Lustre",
     0x47504653: "GPFS",
     0x01021997: "9p",
@@ -76,6 +79,57 @@ def lock_trust(magic: int) -> Support:
     return Support(
         "unknown", "catalogue", f"filesystem type {magic:#x} is not on the list of those whose locks are known"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What is known of hosts that share a filesystem. `names`: one that was made here is refused to all others.
+    `listings`: one that was made here is in every other's next listing."""
+
+    names: Support
+    listings: Support
+
+
+# Any program may be behind FUSE, so what is known of one is known of its name in mountinfo.
+SHARING_ON_FUSE = {
+    "fuse.juicefs": Sharing(
+        Support("yes", "catalogue", "JuiceFS: one database makes each name, for all mounts"),
+        Support("yes", "catalogue", "JuiceFS: one database is listed, by all mounts"),
+    ),
+    "fuse.seaweedfs": Sharing(
+        Support("no", "catalogue", "SeaweedFS: two mounts can both make one name, and both are told that they did"),
+        Support(
+            "no", "catalogue", "SeaweedFS: a mount lists from its own copy, which follows the others' writes later"
+        ),
+    ),
+    "virtiofs": Sharing(
+        Support("yes", "catalogue", "virtiofs: the host's filesystem makes each name, for all guests"),
+        Support("yes", "catalogue", "virtiofs: the host's filesystem is listed, by all guests"),
+    ),
+}
+
+
+def sharing(folder: int) -> Sharing:
+    """What is known of the filesystem of an open folder. Raises OSError."""
+    if filesystem_magic(folder) != FUSE:
+        one = Support("yes", "catalogue", "this kernel, or the server behind it, keeps the names for all hosts")
+        return Sharing(one, one)
+    kind = mounted_as(os.fstat(folder).st_dev)
+    behind = (
+        f"{kind}: whether a name that was made here is refused to other hosts, and listed by them at once, is up to"
+    )
+    unknown = Support("unknown", "catalogue", f"{behind} the program behind the mount")
+    return SHARING_ON_FUSE.get(kind, Sharing(unknown, unknown))
+
+
+def mounted_as(device: int) -> str:
+    """The type of the filesystem with this device number, as mountinfo(5) names it; "fuse" if it names none."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        if mount.split(" ")[2] == number:
+            return filesystem.split(" ")[0]
+    return "fuse"
 
 
 def rename_exclusive(folder: int, old: str, new: str) -> bool:

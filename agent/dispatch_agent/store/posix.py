@@ -47,11 +47,12 @@ class PosixStore:
         with explained("look at the filesystem of", self._root):
             folder = os.open(_nearest(self._root), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                trust = kernel.lock_trust(kernel.filesystem_magic(folder))
+                locks = kernel.lock_trust(kernel.filesystem_magic(folder))
+                shared = kernel.sharing(folder)
             finally:
                 os.close(folder)
         whole = Support("yes", "catalogue", "rename(2) and link(2) give a key its whole content at once")
-        return Facts(atomic_visibility=whole, replace_trusted=trust)
+        return Facts(whole, locks, create_trusted=shared.names, listing_trusted=shared.listings)
 
     def path(self, key: str) -> Path:
         """Where the object of this key stands, for people and for publishing in place."""

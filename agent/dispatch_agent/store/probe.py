@@ -68,10 +68,10 @@ class _Probe:
 
     def run(self) -> Capabilities:
         facts = self.store.facts() if isinstance(self.store, States) else Facts(Support(), Support())
-        listing = self._list_after_write()
+        listing = _between_hosts(self._list_after_write(), facts.listing_trusted)
         whole = self._atomic(facts.atomic_visibility)
-        create = self._create()
-        replaced = self._replace(facts.replace_trusted)
+        create = _between_hosts(self._create(), facts.create_trusted)
+        replaced = _between_hosts(self._replace(), facts.replace_trusted)
         checksums, checksum = self._checksums()
         return Capabilities(create, replaced, whole, listing, checksums, checksum)
 
@@ -158,7 +158,7 @@ class _Probe:
 
         return self._race("create", start)
 
-    def _replace(self, trusted: Support) -> Support:
+    def _replace(self) -> Support:
         key = self._key("replace")
         try:
             self.store.put(key, b"first")
@@ -179,8 +179,7 @@ class _Probe:
             version = self.store.read(key).version
             return key, lambda data: self.store.replace(key, data, version)
 
-        raced = self._race("replace", start)
-        return trusted if raced and not trusted else raced
+        return self._race("replace", start)
 
     def _accepted(self, write: Write, key: str, data: bytes) -> bool:
         """Whether a write whose condition holds is stored; what stands decides, since its answer may be lost."""
@@ -238,6 +237,11 @@ class _Probe:
                 self.store.checksum = algorithm
                 return self._see("yes", found.reason), algorithm
         return self._see("no", "; ".join(reasons)), "none"
+
+
+def _between_hosts(seen: Support, known: Support) -> Support:
+    """What one host saw hold is worth what is known to hold between hosts."""
+    return known if seen and not known else seen
 
 
 def _attempt(write: Write, body: bytes, barrier: threading.Barrier) -> Literal["won", "lost", "unknown"]:
