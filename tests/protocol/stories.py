@@ -15,6 +15,8 @@ from tests.protocol.jobs import Bench, Execution, small
 from dispatch_agent.errors import AgentError
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import listing, oneshot, pointer
+from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.prune import Pruner, carry_out, plan
 from dispatch_agent.store.base import Store
 
 
@@ -148,6 +150,19 @@ class Story:
             if old is not None and (new is None or new < old):  # type: ignore[operator]  # both are an Order
                 self._went_back.append(f"{what} went back from {old} to {new} after {after}")
         self._newest[:] = now
+
+
+def prune(store: Store, clock: FakeClock | None = None) -> AgentError | None:
+    """`publish prune --keep 2 --apply`; what it ends with."""
+    clock = clock or FakeClock()
+    pruner = Pruner(
+        store, "test", weak=False, points=True, workers=1, clock=clock, patience=Patience(clock, lambda: 0.5)
+    )
+    try:
+        carry_out(pruner, plan(store, newest=2, every=None, workers=1), lambda _: None)
+    except AgentError as error:
+        return error
+    return None
 
 
 def ended(run: Callable[[], AgentError | None]) -> AgentError | None:

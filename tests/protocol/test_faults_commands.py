@@ -1,25 +1,44 @@
-"""`publish publish` and `restore` with every fault at every call: what each ends with, and what the next one finds.
+"""Every command but `watch` with every fault at every call: what each ends with, and what the next one finds.
 
-Covered: publish x FAULTS x every call x {folder, memory}; restore x (FAULTS of a call without a write, READER_FAULTS)
-x every call x {folder, memory}. `watch` has test_lost_answers.py; death at every call test_faults_killed.py.
+Covered, at every call, on a folder and in memory: `publish publish`, `recover` and `prune` x FAULTS; `restore` x
+(the FAULTS of a call that writes nothing, READER_FAULTS). `watch` has test_lost_answers.py; death at every call
+test_kill.py (watch), test_recover.py, test_prune.py, and test_faults_killed.py (publish, restore).
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.protocol.checks import commits, facts
-from tests.protocol.faults import FAULTS, PASSING, READER_FAULTS, At, FakeClock, Hook, denied, faulty, unreachable_from
+from tests.protocol.checks import check_invariants, commits, facts
+from tests.protocol.faults import (
+    FAULTS,
+    PASSING,
+    READER_FAULTS,
+    At,
+    Call,
+    Dead,
+    Do,
+    FakeClock,
+    Hook,
+    denied,
+    faulty,
+    unreachable_from,
+)
 from tests.protocol.jobs import Bench, Execution, small
-from tests.protocol.stories import Story
+from tests.protocol.stories import Story, codes, ended, prune
+from tests.protocol.test_recover import Recovery, owned
 
 from dispatch_agent.errors import AgentError, Incomplete, IntegrityError, OutcomeUnknown, StoreDenied, StoreUnavailable
-from dispatch_agent.publish import restore
+from dispatch_agent.publish import pointer, reader, restore
+from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.oneshot import Outcome
+from dispatch_agent.publish.recover import verdict
 from dispatch_agent.store.base import Store
+from dispatch_agent.store.posix import PosixStore
 
 FOR_GOOD = 10**9
 
@@ -157,3 +176,104 @@ def test_i7_a_reader_has_the_right_bytes_or_says_why_whatever_a_call_answers(
         assert there == ([] if isinstance(got, AgentError) else ["step-2" if got == NEW else "step-1"]), what
         assert restored(two_saves, target) == (NEW, []), f"the next one, after: {what}"
         shutil.rmtree(target)
+
+
+# --- recover ----------------------------------------------------------------------------------------------------------
+
+
+def abandoned(root: Path) -> None:
+    """An older execution's folder with two complete saves, of which its publisher did nothing but claim."""
+    old = owned(Execution(root, 7))
+    old.save("step-1", small("one"))
+    old.save("best", b"best")
+
+
+def recovers(store: Store, root: Path, clock: FakeClock) -> AgentError | None:
+    return ended(lambda: verdict(Recovery(store, root, clock=clock).run().values()))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_i9_a_recovery_rides_out_one_fault_anywhere(fault: str, fresh_store: Callable[[], Store], place: Path) -> None:
+    """Credentials that expired end it, as soon as they have: the next one finishes."""
+    expected_store = fresh_store()
+    abandoned(place / "0")
+    counted = faulty(expected_store)
+    assert recovers(counted, place / "0", FakeClock()) is None
+    assert len(facts(expected_store)) == 2
+    for k in range(1, len(counted.calls) + 1):
+        what, clock, real = f"{fault} at call {k}", FakeClock(), fresh_store()
+        abandoned(place / str(k))
+        error = recovers(faulty(real, FAULTS[fault](At(k), clock, real)), place / str(k), clock)
+        check_invariants(real, pointer_is_current=False)
+        if fault != "denied":
+            assert error is None, f"{what}: {error!r}"
+            assert facts(real) == facts(expected_store), what
+        else:
+            assert isinstance(error, StoreDenied | OutcomeUnknown | None), f"{what}: {error!r}"
+        assert recovers(real, place / str(k), FakeClock()) is None, what
+        assert facts(real) == facts(expected_store), what
+        check_invariants(real)
+
+
+# --- prune ------------------------------------------------------------------------------------------------------------
+
+ENDS = {
+    "denied": {0, 11},
+    "fails before": {0, 10},
+    "fails after": {0, 10},
+    "hangs before": {0, 10},
+    "hangs after": {0, 10},
+}
+
+
+def full(store: Store, root: Path) -> Store:
+    """Three executions' saves, and what a killed upload of the first one left."""
+    first = Execution(root, 1)
+    first.save("lost", small("lost"))
+    with contextlib.suppress(Dead):
+        Bench(faulty(store, dies_at_the_commit)).run(first)
+    for number, saves in ((2, 1), (3, 2)):
+        execution = Execution(root, number)
+        for step in range(saves):
+            execution.save(f"step-{step}", small(f"{number}.{step}"))
+        assert Bench(store).run(execution) is None
+    return store
+
+
+def dies_at_the_commit(call: Call, do: Do) -> object:
+    if call.key.startswith("commits/"):
+        raise Dead
+    return do()
+
+
+def copy_of(store: Store, fresh: Store) -> Store:
+    """The same objects in a fresh store."""
+    for item in store.list(""):
+        fresh.put(item.key, store.read(item.key).data)
+    if isinstance(store, PosixStore) and isinstance(fresh, PosixStore):
+        pointer.link(fresh, Patience(FakeClock(), lambda: 0.5))
+    return fresh
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_i6_a_prune_in_which_anything_fails_once_is_finished_by_the_next(
+    fault: str, fresh_store: Callable[[], Store], place: Path
+) -> None:
+    origin = full(fresh_store(), place / "job")
+    whole = copy_of(origin, fresh_store())
+    counted = faulty(whole)
+    assert prune(counted) is None
+    expected = {item.key for item in whole.list("")}
+    assert len(expected) < len([*origin.list("")])
+    for k in range(1, len(counted.calls) + 1):
+        what, clock, real = f"{fault} at {counted.calls[k - 1]}", FakeClock(), copy_of(origin, fresh_store())
+        error = prune(faulty(real, FAULTS[fault](At(k), clock, real)), clock)
+        assert set(codes([error])) <= ({0, 11} if fault == "denied" else {0, 10}), f"{what}: {error!r}"
+        check_invariants(real)
+        assert [item.record.save for item in reader.published(real) if item.record][:2] == ["step-1", "step-0"], what
+        assert prune(real) is None, what
+        check_invariants(real)
+        # One more dead epoch may be sealed: what the first one left of a commit there is litter to the next.
+        assert {item.key for item in real.list("") if not item.key.endswith("/sealed.json")} == {
+            key for key in expected if not key.endswith("/sealed.json")
+        }, what

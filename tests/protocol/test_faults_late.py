@@ -1,8 +1,9 @@
 """A write that reaches the store when its sender has gone: after it died, in the middle of the next one's work, after
 its successor committed.
 
-Covered: every write of a whole publication (create, replace, upload, delete) held at its call, x the moment at which it
-is let go, on a folder and in memory. What is let go while the writer itself still works is the fault "lands late".
+Covered: every write of a whole publication (create, replace, upload) held at its call, x the moment at which it is let
+go (also after a prune), on a folder and in memory. What is let go while the writer itself still works is the fault
+"lands late".
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 import pytest
 from tests.protocol.checks import facts
 from tests.protocol.faults import LATE, At, Call, Dead, Do, Late, through
-from tests.protocol.stories import Story
+from tests.protocol.stories import Story, prune
 
 from dispatch_agent.errors import Fenced
-from dispatch_agent.publish import reader
+from dispatch_agent.publish import pointer, reader
 from dispatch_agent.store.base import Store
 
 
@@ -119,3 +120,24 @@ def test_i7_the_last_write_of_a_dead_writer_lands_while_its_successor_works_or_a
             assert isinstance(story.next().watch(), Fenced), what
             assert facts(story.real) == published, what
             successor.check()
+
+
+def test_i6_the_last_write_of_a_dead_writer_lands_after_a_prune(
+    fresh_store: Callable[[], Store], place: Path, undisturbed: Story
+) -> None:
+    """Of an execution whose epoch was sealed meanwhile: no reader takes it for newest, and the next prune buries it."""
+    for k in writes_of(undisturbed):
+        what = f"{undisturbed.store.calls[k - 1]} lands after a prune"
+        story, late = dies(fresh_store(), place / str(k), k)
+        for number in (8, 9):
+            successor = story.next(number=number)
+            assert successor.play() == [None, None], what
+        assert prune(story.real) is None, what
+        late.deliver()
+        successor.look(what)
+        assert reader.newest(story.real).attempt == "a9", what
+        assert pointer.read(story.real).order == reader.newest(story.real).order, what  # type: ignore[union-attr]
+        assert isinstance(story.next().watch(), Fenced), what
+        assert prune(story.real) is None, what
+        successor.check()
+        assert {item.order.epoch for item in reader.published(story.real)} == {1_000_009}, what

@@ -24,13 +24,14 @@ from tests.protocol.faults import Call, Hook, faulty, signals_itself, through
 
 import dispatch_agent.checkpoint.watch  # noqa: F401 (else every writer loads it anew)
 from dispatch_agent.checkpoint import completion
+from dispatch_agent.cli import environment
 from dispatch_agent.cli.main import run
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import AgentError
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log, to_stream
 from dispatch_agent.publish import recover as recovering
-from dispatch_agent.publish import watcher
+from dispatch_agent.publish import start, watcher
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Stop, Tally
 from dispatch_agent.settings import PublishSettings
@@ -187,6 +188,8 @@ def _fork(writer: Writer) -> int:
 
 def _become(writer: Writer) -> int:
     if writer.argv:
+        if writer.at is not None:
+            _hook_the_command(writer.at)
         run(["publish", *writer.argv], name="publish")
     store = open_store(writer.url, dict(writer.options) or None)
     if writer.naive:
@@ -253,6 +256,16 @@ def _recover(starter: Starter) -> AgentError | None:
     return recovering.verdict(results)
 
 
+def _hook_the_command(at: Signal) -> None:
+    """Have the store that a whole command opens, or its calls of `os`, pass the hook."""
+    hook = signals_itself(signal.Signals(at.number), at.when, _counted(at))
+    start.probe = lambda _: PROVED  # type: ignore[attr-defined]
+    if at.disk:
+        _watch_disk([], hook)
+    else:
+        environment.open_store = lambda *given: faulty(open_store(*given), hook)  # type: ignore[attr-defined]
+
+
 def _counted(at: Signal) -> Callable[[Call], bool]:
     met = 0
 
@@ -271,12 +284,14 @@ def _watch_disk(seen: list[Call], hook: Hook) -> None:
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            seen.append(Call(len(seen) + 1, name, os.fsdecode(args[-1] if name in {"link", "replace"} else args[0])))
+            seen.append(
+                Call(len(seen) + 1, name, os.fsdecode(args[-1] if name in {"link", "rename", "replace"} else args[0]))
+            )
             return hook(seen[-1], lambda: original(*args, **kwargs))
 
         return call
 
-    for name in ("link", "replace", "unlink", "mkdir", "symlink"):
+    for name in ("link", "rename", "replace", "unlink", "mkdir", "symlink"):
         setattr(os, name, watched(name, getattr(os, name)))
 
 
