@@ -18,6 +18,7 @@ from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.placing import Rule
 from dispatch_agent.publish.publisher import Publisher, StandBy, open_session
 from dispatch_agent.settings import PublishSettings
+from dispatch_agent.store import kernel
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import Capabilities, require
 from dispatch_agent.store.probe import probe
@@ -64,6 +65,7 @@ class Starter:
                 raise StandBy(msg)
             # The lock only spares work: nonces and places keep two publishers of one folder apart.
             self.log.warning("beside", reason=f"another publisher still has {self.folder}")
+        self._say_who_may_share()
         patience = Patience(self.clock, self.draw)
         session = open_session(
             self.store,
@@ -81,6 +83,18 @@ class Starter:
         log = self.log.bind(term=session.claim.term)
         log.info("claimed", store=self.store.url, folder=str(self.folder))
         return Publisher(session, self.rule, log, self.progress, points=found.conditional_replace.value != "no")
+
+    def _say_who_may_share(self) -> None:
+        """A place in the folder's order is a name that is made once: where two hosts can both make it, two publishers
+        of one folder may give one place to two saves. Nothing is lost by that, but their order."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            known = kernel.sharing(folder).names
+        finally:
+            os.close(folder)
+        if not known:
+            what = "let one host alone publish this folder"
+            self.log.once("warning", what, what, folder=str(self.folder), reason=known.reason)
 
     def release(self) -> None:
         """Give the folder back to other publishers, if it was taken."""
