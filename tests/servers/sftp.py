@@ -79,11 +79,12 @@ def start_sftp(folder: Path, port: int | None = None) -> Server:
     log = folder / "log"
     sshd = program("sshd", "openssh-server")
     process = spawn([os.path.realpath(sshd), "-D", "-e", "-f", str(folder / "sshd_config")], log)
-    until(lambda: _greets(port), process, log)
+    until(lambda: greets(port), process, log)
     return Server(f"sftp://127.0.0.1:{port}{folder}", (process,), folder)
 
 
-def _greets(port: int) -> bool:
+def greets(port: int) -> bool:
+    """Whether something speaks SSH on this port."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         return connection.recv(4) == b"SSH-"
     return False

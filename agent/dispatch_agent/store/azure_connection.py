@@ -73,15 +73,15 @@ def status(error: BaseException | None) -> int:
 
 
 def _meaning(error: AzureError, where: str, key: str) -> Exception:
+    why = str(error.message).partition("\n")[0] or type(error).__name__
     if isinstance(error, ClientAuthenticationError) and not status(error):
-        why = str(error.message).partition("\n")[0]
         msg = f"{where}: {why}: give an account key, a SAS token or an identity by environment or storage options"
         return StoreDenied(msg)
     if not isinstance(error, HttpResponseError) or status(error) < 400:
-        msg = f"{where}: {error.message or type(error).__name__}: look at endpoint and network if this stays"
+        msg = f"{where}: {why}: look at endpoint and network if this stays"
         return StoreUnavailable(msg)
     headers = getattr(error.response, "headers", {})
-    said = Answer(status(error), headers.get("x-ms-error-code", ""), str(error.reason or ""))
+    said = Answer(status(error), headers.get("x-ms-error-code", ""), why)
     text = f"{where}: {said.status} {said.code} {said.message}"
     meant = by_status(said, where, key)
     if said.code in NO_CONTAINER:

@@ -149,12 +149,13 @@ class GenericStore:
         folder = final.rpartition("/")[0]
         path = f"{folder}/{keys.DRAFT}{secrets.token_hex(8)}" if self._renames else final
         with self._borrowed() as filesystem:
-            with self._explained("write", key):
-                if folder not in self._made:
-                    _make_folders(filesystem, folder)
-                    self._made.add(folder)
-                file = filesystem.open(path, "wb")
+            file = None
             try:
+                with self._explained("write", key):
+                    if folder not in self._made:
+                        _make_folders(filesystem, folder)
+                        self._made.add(folder)
+                    file = filesystem.open(path, "wb")
                 for piece in pieces:
                     with self._explained("write", key):
                         file.write(piece)
@@ -163,8 +164,9 @@ class GenericStore:
                     if self._renames:
                         filesystem.mv(path, final)
             except BaseException:
-                self._made.clear()
-                self._drop(filesystem, file, path)
+                self._made.discard(folder)  # somebody may have removed it
+                if file is not None:
+                    self._drop(filesystem, file, path)
                 raise
 
     def _drop(self, filesystem: AbstractFileSystem, file: Any, path: str) -> None:
