@@ -25,6 +25,7 @@ from tests.protocol.faults import (
     Do,
     FakeClock,
     FaultyStore,
+    TimeIsUp,
     everything_in,
     fails_before,
     faulty,
@@ -41,7 +42,7 @@ from dispatch_agent.clock import Clock
 from dispatch_agent.errors import DrainTimeout, EpochCollision, OutcomeUnknown, StoreDenied, StoreUnavailable
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import reader, start
-from dispatch_agent.publish.placing import Rule
+from dispatch_agent.publish.placing import Placer, Rule, View
 from dispatch_agent.publish.recover import Recovered, recover, verdict
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.settings import PublishSettings
@@ -486,6 +487,39 @@ def test_i7_a_fenced_folder_holds_neither_what_stands_nor_what_would_be_nothing_
     assert Bench(store).run(second) is None
     result = Recovery(store, place).run()["a1"]
     assert (result.state, result.standing, result.saves) == ("fenced", 1, ())
+
+
+def test_fenced_folders_are_looked_through_last_and_only_where_something_changed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be many, and large ones: they keep no execution from starting."""
+    store = MemoryStore()
+    untouched, changed, second = Execution(place, 1), Execution(place, 2), Execution(place, 3)
+    for execution in (untouched, changed, second):
+        execution.save("last", small(execution.number))
+        assert Bench(store).run(execution) is None
+    changed.save("last", small("written over"))
+    second.save("last", small("later"))
+    looked: list[str] = []
+
+    class Slow(Placer):
+        def view(self) -> View:
+            looked.append(self.folder.name)
+            if self.folder == changed.folder:
+                raise TimeIsUp
+            return super().view()
+
+    assert said(Recovery(store, place).run()["a2"]) == {"last": "left"}
+    monkeypatch.setattr("dispatch_agent.publish.recover.Placer", Slow)
+    second.save("last", small("later still"))
+    results = Recovery(store, place).run()
+    assert looked == ["a3", "a2"]
+    assert {name: (result.state, said(result)) for name, result in results.items()} == {
+        "a1": ("fenced", {}),
+        "a2": ("fenced", {}),
+        "a3": ("recovered", {"last": "published"}),
+    }
+    assert verdict(results.values()) is None
 
 
 def test_a_recovery_is_of_lower_epochs_alone(place: Path) -> None:

@@ -1,8 +1,9 @@
 """`publish recover`: the next execution publishes what older ones left complete in their folders, oldest first.
 
-    look     -> every folder in `exec/` but one's own: whose it is, what in it is complete. Only the disk.
-    list     -> every commit, once: what is fenced, and what it still holds
+    read     -> of every folder in `exec/` but one's own: whose it is
+    list     -> every commit, once: what is fenced
     publish  -> the rest, as each folder's own publisher would: its epoch, attempt, folder id and term
+    report   -> also what the fenced ones still hold
 
 Safety rests on what it rests on everywhere: places, nonces, claims and the fence. A living owner is waited for only to
 spare work. What is incomplete is reported as abandoned, and nothing is ever deleted.
@@ -14,7 +15,9 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -99,16 +102,24 @@ class _NotOurs(Exception):
         self.state = state
         self.execution = execution
 
+    def of(self, name: str) -> Recovered:
+        """The result for this entry."""
+        return Recovered(_encoded(name), self.state, self.execution, str(self))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class _Old:
-    """An older execution's folder, as it was looked at first."""
+    """An older execution's folder. `ordinals` are those of its places that need nothing more."""
 
     folder: Path
     execution: Execution
     placer: Placer
-    view: View
-    already: set[int]
+    ordinals: set[int]
+
+    @cached_property
+    def view(self) -> View:
+        """The first look at every file."""
+        return self.placer.view()
 
     @property
     def name(self) -> str:
@@ -120,9 +131,10 @@ class _Old:
         verdicts = [verdict for verdict in self.view.verdicts.values() if isinstance(verdict, Settling)]
         return [verdict.again_in for verdict in verdicts if verdict.again_in is not None]
 
-    def waiting(self, ordinals: set[int]) -> tuple[tuple[str, Settling], ...]:
-        """What is not finished, and why; `ordinals` are those of the places that need nothing more."""
-        return self.placer.waiting(self.view, lambda place: place.number in ordinals)
+    @property
+    def waiting(self) -> tuple[tuple[str, Settling], ...]:
+        """What is not finished, and why."""
+        return self.placer.waiting(self.view, lambda place: place.number in self.ordinals)
 
     @property
     def hopeful(self) -> bool:
@@ -153,39 +165,49 @@ def recover(starter: Starter, wait_owner: float) -> list[Recovered]:
     from it. A living owner is waited for `wait_owner` seconds at most. Abort ends it early; what was not reached is
     among the results. Raises StoreError if not even the commits can be listed.
     """
-    results: list[Recovered] = []
-    entries: list[str] = []
-    olds: list[_Old] = []
-    committed: dict[int, set[int]] = {}
+    entries = [name for name in _entries(starter.folder) if name != starter.identity.attempt]
+    results = {name: _unseen(name) for name in entries}  # at every moment what is true if this ends now
     try:
-        entries += [name for name in _entries(starter.folder) if name != starter.identity.attempt]
-        for name in entries:
-            try:
-                olds.append(_look_at(starter.folder / name, starter))
-            except _NotOurs as no:
-                results.append(Recovered(_encoded(name), no.state, no.execution, str(no)))
-        olds.sort(key=lambda old: old.execution.epoch)
-        committed |= _committed(starter, olds)
-        newest = max(committed, default=0)
-        if any(old.hopeful and old.execution.epoch >= newest for old in olds):
-            _while_away(starter, starter.prove)
-        go_on = True
-        for old in olds:
-            ordinals = committed.get(old.execution.epoch, set()) | old.already
-            if old.execution.epoch < newest:
-                why = f"epoch {newest} has published to {starter.store.url}"
-                results.append(replace(_held(old, ordinals, why), state="fenced", reason=why))
-            elif not old.hopeful:
-                results.append(_held(old, ordinals, ""))
-            elif go_on:
-                result, go_on = _publish(old, starter, ordinals, wait_owner)
-                results.append(result)
+        _recover(starter, wait_owner, results)
     except Abort:
         starter.log.warning("aborted", reason="time ran out, or this was told to end")
-    told = {result.name for result in results}
-    results += [_unreached(old, committed) for old in olds if old.name not in told]
-    told = {result.name for result in results}
-    return [*results, *(_unseen(name) for name in map(_encoded, entries) if name not in told)]
+    return sorted(results.values(), key=lambda result: result.execution.epoch if result.execution else 0)
+
+
+def _recover(starter: Starter, wait_owner: float, results: dict[str, Recovered]) -> None:
+    executions: dict[str, Execution] = {}
+    for name in results:
+        try:
+            executions[name] = _read(starter.folder / name, starter.identity)
+        except _NotOurs as no:
+            results[name] = no.of(name)
+    committed = _committed(starter, executions)
+    newest = max(committed, default=0)
+    olds: list[_Old] = []
+    for name, execution in executions.items():
+        try:
+            olds.append(_open(starter, name, execution, committed))
+        except _NotOurs as no:
+            results[name] = no.of(name)
+    olds.sort(key=lambda old: old.execution.epoch)
+    live = [old for old in olds if old.execution.epoch >= newest]
+    fenced = [old for old in olds if old.execution.epoch < newest]
+    why = f"epoch {newest} has published to {starter.store.url}"
+    for old in fenced:
+        results[old.folder.name] = Recovered(old.name, "fenced", old.execution, why)
+    for old in live:
+        results[old.folder.name] = _unreached(old)
+    if any(old.hopeful for old in live):
+        _while_away(starter, starter.prove)
+    go_on = True
+    for old in live:
+        if not old.hopeful:
+            results[old.folder.name] = _held(old, "")
+        elif go_on:
+            results[old.folder.name], go_on = _publish(old, starter, wait_owner)
+    for old in fenced:  # last: to look through them may take long, and changes nothing
+        with suppress(OSError):
+            results[old.folder.name] = _fenced(old, why)
 
 
 def verdict(results: Iterable[Recovered]) -> AgentError | None:
@@ -206,25 +228,22 @@ def _entries(folder: Path) -> list[str]:
         return []  # the first execution of all
 
 
-def _look_at(folder: Path, starter: Starter) -> _Old:
-    """Raises _NotOurs."""
-    mine = starter.identity
+def _read(folder: Path, mine: Identity) -> Execution:
+    """Whose folder it is, if `mine` may publish for it. Raises _NotOurs."""
     try:
-        execution = _read(folder)
-        if execution.epoch >= mine.epoch:
-            msg = f"its epoch {execution.epoch} is not lower than {mine.epoch}"
-            raise _NotOurs(msg, execution=execution)
-        if mine.job_id and execution.job and execution.job != mine.job_id:
-            msg = f"it is of job {execution.job}, and this is job {mine.job_id}"
-            raise _NotOurs(msg, execution=execution)
-        placer = Placer(folder, starter.rule, starter.clock, starter.log)
-        placer.places()
-        return _Old(folder, execution, placer, placer.view(), bookkeeping.already(folder, starter.store.url))
+        execution = _record(folder)
     except (IntegrityError, OSError) as error:
         raise _NotOurs(str(error)) from error
+    if execution.epoch >= mine.epoch:
+        msg = f"its epoch {execution.epoch} is not lower than {mine.epoch}"
+        raise _NotOurs(msg, execution=execution)
+    if mine.job_id and execution.job and execution.job != mine.job_id:
+        msg = f"it is of job {execution.job}, and this is job {mine.job_id}"
+        raise _NotOurs(msg, execution=execution)
+    return execution
 
 
-def _read(folder: Path) -> Execution:
+def _record(folder: Path) -> Execution:
     """Whose folder it is, by its own record, which must be one that a publisher of ours could have written for it."""
     mode = folder.lstat().st_mode
     if not stat.S_ISDIR(mode):
@@ -250,13 +269,53 @@ def _read(folder: Path) -> Execution:
     return execution
 
 
-def _committed(starter: Starter, olds: list[_Old]) -> dict[int, set[int]]:
-    """The ordinals of all commits by epoch. The store is not asked if there is nothing to ask it for."""
+def _committed(starter: Starter, executions: Iterable[str]) -> dict[int, set[int]]:
+    """The ordinals of all commits by epoch. The store is not asked if no folder holds anything."""
     found: dict[int, set[int]] = {}
-    if any(old.view.seen for old in olds):
+    if any(_holds_something(starter.folder / name) for name in executions):
         for order in _while_away(starter, lambda: listing.all_orders(starter.store)):
             found.setdefault(order.epoch, set()).add(order.ordinal)
     return found
+
+
+def _holds_something(folder: Path) -> bool:
+    try:
+        return any(name != bookkeeping.NAME for name in os.listdir(os.fsencode(folder)))
+    except OSError:
+        return True  # to be looked at, and refused
+
+
+def _open(starter: Starter, name: str, execution: Execution, committed: Mapping[int, set[int]]) -> _Old:
+    """Raises _NotOurs."""
+    folder = starter.folder / name
+    placer = Placer(folder, starter.rule, starter.clock, starter.log)
+    try:
+        placer.places()
+        ordinals = committed.get(execution.epoch, set()) | bookkeeping.already(folder, starter.store.url)
+    except (IntegrityError, OSError) as error:
+        raise _NotOurs(str(error), execution=execution) from error
+    return _Old(folder, execution, placer, ordinals)
+
+
+def _fenced(old: _Old, why: str) -> Recovered:
+    """What the folder still holds. One that is as it was when all of it was published is not looked through."""
+    newest = old.placer.newest()
+    saves = [entry for entry in os.scandir(os.fsencode(old.folder)) if entry.name != bookkeeping.NAME]
+    if all(_as_published(old, save, newest.get(save.name)) for save in saves):
+        return Recovered(old.name, "fenced", old.execution, why, standing=len(saves))
+    return replace(_held(old, why), state="fenced", reason=why)
+
+
+def _as_published(old: _Old, save: os.DirEntry[bytes], place: Place | None) -> bool:
+    """Whether its newest place needs nothing, and it was neither changed at its top nor marked complete since."""
+    if place is None or place.number not in old.ordinals:
+        return False
+    try:
+        marker = bookkeeping.marker_of(old.folder, save.name)
+    except IntegrityError:
+        return False
+    marked = marker is not None and marker.sequence != place.signal.sequence
+    return not marked and save.stat(follow_symlinks=False).st_mtime_ns <= place.signal.newest_ns
 
 
 def _while_away(starter: Starter, ask: Callable[[], _T]) -> _T:
@@ -274,7 +333,7 @@ def _while_away(starter: Starter, ask: Callable[[], _T]) -> _T:
         tries += 1
 
 
-def _publish(old: _Old, starter: Starter, ordinals: set[int], wait_owner: float) -> tuple[Recovered, bool]:
+def _publish(old: _Old, starter: Starter, wait_owner: float) -> tuple[Recovered, bool]:
     """All that is complete in one folder, by the loop of `publish watch --once`; and whether to go on to the next."""
     store, clock = starter.store, starter.clock
     execution = old.execution
@@ -282,7 +341,7 @@ def _publish(old: _Old, starter: Starter, ordinals: set[int], wait_owner: float)
         with bookkeeping.lock(old.folder, store.url):
             pass
     except AgentError as no:
-        return replace(_held(old, ordinals, str(no)), state="refused", reason=str(no)), True
+        return replace(_held(old, str(no)), state="refused", reason=str(no)), True
     beside_from = clock.monotonic() + wait_owner
     log = starter.log.bind(epoch=str(execution.epoch), attempt=execution.attempt)
     mine = replace(
@@ -315,7 +374,7 @@ def _publish(old: _Old, starter: Starter, ordinals: set[int], wait_owner: float)
     finally:
         mine.release()
     why = str(error or tally.fenced or OUT_OF_TIME)
-    result = _reported(old, tally, started[0], ordinals, why) if started else _held(old, ordinals, why)
+    result = _reported(old, tally, started[0], why) if started else _held(old, why)
     state = result.state
     if tally.fenced:
         state = "fenced"
@@ -332,7 +391,7 @@ def _publish(old: _Old, starter: Starter, ordinals: set[int], wait_owner: float)
     return result, in_time and not isinstance(error, StoreError)
 
 
-def _reported(old: _Old, tally: Tally, publisher: Publisher, ordinals: set[int], why: str) -> Recovered:
+def _reported(old: _Old, tally: Tally, publisher: Publisher, why: str) -> Recovered:
     """What became of a folder that had a publisher, which is asked itself of a last pass that was cut short."""
     saves: dict[str, Save] = {}
     failed: dict[str, str] = {}
@@ -350,16 +409,18 @@ def _reported(old: _Old, tally: Tally, publisher: Publisher, ordinals: set[int],
         elif name in publisher.pending and name not in saves:
             saves[name] = Save(name, "published")
     stand = [name for name in old.view.verdicts if publisher.committed(name) and names.encode(name) not in saves]
-    waiting = tally.incomplete if tally.passes else old.waiting(ordinals)
+    waiting = tally.incomplete if tally.passes else old.waiting
     return _summed_up(old, len(stand), tuple(saves.values()), left, waiting)
 
 
-def _held(old: _Old, ordinals: set[int], why: str) -> Recovered:
-    """What a folder holds in which nothing was done. `ordinals` are those of its places that need nothing more."""
+def _held(old: _Old, why: str) -> Recovered:
+    """What a folder holds in which nothing was done."""
     places: dict[bytes, list[Place]] = {}
     for place in old.placer.places():
         places.setdefault(place.name, []).append(place)
-    stand = {name for name, of_name in places.items() if of_name[-1].number in ordinals and name in old.view.verdicts}
+    stand = {
+        name for name, of_name in places.items() if of_name[-1].number in old.ordinals and name in old.view.verdicts
+    }
     looks = {save.name: bookkeeping.fingerprint(save) for save in old.view.survey.saves}
     left = {
         names.encode(name): why
@@ -367,7 +428,7 @@ def _held(old: _Old, ordinals: set[int], why: str) -> Recovered:
         if name not in stand or bookkeeping.is_new(verdict.signal, looks[name], places[name])
     }
     left |= dict.fromkeys(old.view.out_of_sight, why)
-    return _summed_up(old, len(stand), (), left, old.waiting(ordinals))
+    return _summed_up(old, len(stand), (), left, old.waiting)
 
 
 def _summed_up(
@@ -383,13 +444,14 @@ def _summed_up(
     return Recovered(old.name, state, old.execution, standing=standing, saves=(*saves, *kept, *abandoned))
 
 
-def _unreached(old: _Old, committed: Mapping[int, set[int]]) -> Recovered:
-    result = _held(old, committed.get(old.execution.epoch, set()) | old.already, NOT_REACHED)
+def _unreached(old: _Old) -> Recovered:
+    result = _held(old, NOT_REACHED)
     return replace(result, reason=NOT_REACHED, error=_out_of_time(result))
 
 
 def _unseen(name: str) -> Recovered:
-    return Recovered(name, "left", reason=NOT_REACHED, error=DrainTimeout(f"time ran out before {name} was looked at"))
+    error = DrainTimeout(f"time ran out before {_encoded(name)} was looked at")
+    return Recovered(_encoded(name), "left", reason=NOT_REACHED, error=error)
 
 
 def _out_of_time(result: Recovered) -> DrainTimeout | None:
