@@ -77,3 +77,22 @@ def test_i7_a_damaged_pointer_stops_neither_writers_nor_readers(damage: bytes, p
     assert reader.newest(bench.store).save == "step-2"
     with pytest.raises(IntegrityError):
         pointer.read(bench.store)
+
+
+def test_i4_a_pointer_that_vanishes_between_a_look_and_the_write_is_an_alarm(place: Path) -> None:
+    """Also to a publisher that sees it for the first time."""
+    store = MemoryStore()
+    first, second = Execution(place, 1), Execution(place, 2)
+    first.save("step-1", small(1))
+    assert Bench(store).run(first) is None
+
+    def hook(call: Call, do: Do) -> Any:
+        if call.method == "replace":
+            store.delete("latest.json")
+        return do()
+
+    second.save("step-1", small(2))
+    bench = Bench(faulty(store, hook))
+    assert bench.run(second) is None
+    assert pointer.read(store) is None
+    assert "has vanished" in "".join(bench.lines)

@@ -11,10 +11,10 @@ from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import AgentError, Incomplete, OutcomeUnknown
+from dispatch_agent.errors import AgentError, Incomplete
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import listing, upload
-from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy
+from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy, certain
 from dispatch_agent.store.base import Store
 
 LOOK = 0.3
@@ -61,22 +61,15 @@ def publish_one(
             stood = False
         except AgentError as error:
             if not error.retryable:
-                raise _certain(error, publisher) from error.__cause__
+                raise certain(error, publisher) from error.__cause__
             step = _Wait(error, LOOK)
         if isinstance(step, Outcome):
             return step
         last = step.error
         log.once("warning", str(step.error), "not yet", save=names.encode(name), reason=str(step.error))
         if clock.monotonic() + step.pause > deadline:
-            raise _certain(step.error, publisher) from None
+            raise certain(step.error, publisher) from None
         clock.wait(never, step.pause)
-
-
-def _certain(error: AgentError, publisher: Publisher | None) -> AgentError:
-    """The error to end with: whatever came last, a commit that may have landed is what the caller must know of."""
-    if publisher is None or not publisher.unsure or isinstance(error, OutcomeUnknown):
-        return error
-    return OutcomeUnknown(f"a commit was sent and could not be read back; it may have landed: try again ({error})")
 
 
 def _outcome(publisher: Publisher, done: Pass, name: bytes, last: AgentError | None) -> Outcome | _Wait:

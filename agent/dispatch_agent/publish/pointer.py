@@ -11,7 +11,7 @@ from dispatch_agent.publish import keys, listing, records
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.records import CommitRecord, Pointer
-from dispatch_agent.store.base import ConditionFailed, KeyMissing, LatestLink, Store
+from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, LatestLink, Store
 
 LINK = "latest"
 
@@ -19,14 +19,17 @@ LINK = "latest"
 def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patience) -> Order:
     """Have the pointer name `record` or a greater commit; which one it names. `record` must be confirmed to exist.
 
-    `known` says that this publisher has seen the pointer: then its absence raises IntegrityError instead of making a
-    new one, for whatever deleted it may have hidden a greater one. Raises OutcomeUnknown, StoreError.
+    `known` says that this publisher has seen the pointer, as does a try of this call: then its absence raises
+    IntegrityError instead of making a new one, for whatever deleted it may have hidden a greater one. Raises
+    OutcomeUnknown, StoreError.
     """
     data = records.pointer_bytes(record)
     last: Exception | None = None
     for _ in patience.attempts():
         try:
-            return _step(store, record.order, data, known)
+            found = _find(store, known)
+            known = known or found is not None
+            return _step(store, record.order, data, found)
         except (ConditionFailed, StoreError) as error:
             if isinstance(error, StoreError) and not error.retryable:
                 raise
@@ -46,24 +49,30 @@ def read(store: Store) -> Pointer | None:
         return None
 
 
-def _step(store: Store, order: Order, data: bytes, known: bool) -> Order:
-    """One try, after which the pointer names this commit or a greater one. ConditionFailed: to be tried again."""
+def _find(store: Store, known: bool) -> Document | None:
+    """The pointer as it stands. Raises IntegrityError if it is absent though it was `known` to be there."""
     try:
-        document = store.read(keys.POINTER)
+        return store.read(keys.POINTER)
     except KeyMissing:
-        if known:
-            msg = (
-                f"{keys.POINTER} at {store.url} has vanished: something deletes objects there (a bucket lifecycle "
-                f"rule? a cleaner?). It is not made anew; commits go on. Find what deleted it, then restart"
-            )
-            raise IntegrityError(msg) from None
+        if not known:
+            return None
+        msg = (
+            f"{keys.POINTER} at {store.url} has vanished: something deletes objects there (a bucket lifecycle "
+            f"rule? a cleaner?). It is not made anew; commits go on. Find what deleted it, then restart"
+        )
+        raise IntegrityError(msg) from None
+
+
+def _step(store: Store, order: Order, data: bytes, found: Document | None) -> Order:
+    """One try, after which the pointer names this commit or a greater one. ConditionFailed: to be tried again."""
+    if found is None:
         data = _newest(store, order) or data
         store.create(keys.POINTER, data)
         return records.parse_pointer(data).order
-    named = records.parse_pointer(document.data).order
+    named = records.parse_pointer(found.data).order
     if named >= order:
         return named
-    store.replace(keys.POINTER, data, document.version)
+    store.replace(keys.POINTER, data, found.version)
     return order
 
 

@@ -386,3 +386,10 @@ class Publisher:
         """Not before a commit of the same name is settled: it says which generation this is."""
         unsettled = any(record.save == placed.name for record in self._prepared.values())
         return not unsettled and not self._done(placed.place) and self._delay(placed.place) == 0.0
+
+
+def certain(error: Exception, publisher: Publisher | None) -> Exception:
+    """The error to end with: whatever came last, a commit that may have landed is what the caller must know of."""
+    if publisher is None or not publisher.unsure or isinstance(error, OutcomeUnknown):
+        return error
+    return OutcomeUnknown(f"a commit was sent and could not be read back; it may have landed: try again ({error})")

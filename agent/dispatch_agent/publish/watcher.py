@@ -27,7 +27,7 @@ from dispatch_agent.errors import (
     StoreTooWeak,
 )
 from dispatch_agent.logs import Level, Log
-from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy
+from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy, certain
 
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
 """Seconds between two passes that failed as a whole."""
@@ -158,7 +158,7 @@ def watch(
             raise
         except Exception as error:
             if _ends(error, started=publisher is not None, once=once, late=clock.monotonic() >= give_up):
-                raise
+                raise certain(error, publisher) from error.__cause__
             _count_failure(tally, error, publisher, log)
             # No event helps a store that is away; only being told to end makes it worth trying sooner.
             draining = stop.drain.is_set()
