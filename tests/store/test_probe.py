@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import run
 from tests.servers import Bucket
 from tests.store.conftest import SEAWEED, FileSource, Opener
 from tests.store.front import Behaviour, check_then_act, front
@@ -61,6 +63,28 @@ def test_each_kind_is_found_to_be_what_the_matrix_says_and_left_as_it_was(opener
     require(found, accept_weak=True)
 
 
+@RCLONE
+def test_the_command_shows_what_was_seen_and_what_follows(rclone_bucket: Bucket, tmp_path: Path) -> None:
+    def table(said: str) -> dict[str, list[str]]:
+        return {row[0]: row[1:] for row in (re.split("  +", line) for line in said.splitlines()) if len(row) == 4}
+
+    good = run("publish", "probe", tmp_path, environ={**os.environ}).passes().out
+    assert {name: row[0] for name, row in table(good).items()} == {
+        "CAPABILITY": "SUPPORT",
+        "conditional create": "yes",
+        "conditional replace": "yes",
+        "atomic visibility": "yes",
+        "list after write": "yes",
+        "checksums": "no",
+    }
+    assert "seen: " in good
+    assert good.splitlines()[-1] == "publishing here: latest.json is kept; every upload is read back"
+    refused = run("publish", "probe", rclone_bucket.url, environ={**os.environ, **rclone_bucket.environment})
+    refused.fails(12, "cannot refuse a lost race", "a create over an existing object was not refused")
+    assert table(refused.out)["conditional replace"] == ["no", "probed", "a replace of an old version was not refused"]
+    assert "there is no latest.json; the store refuses a damaged upload by its md5" in refused.out
+
+
 @SEAWEED
 class TestChecksums:
     def test_that_the_store_honours_are_sent_from_then_on(self, shared_bucket: Bucket, tmp_path: Path) -> None:
@@ -94,7 +118,7 @@ def test_checksums_that_the_store_ignores_are_not_sent() -> None:
     store = Ignoring()
     found = probe(store)
     assert (found.checksum, store.checksum, found.checksums.value) == ("none", "none", "no")
-    assert found.checksums.reason == "wrong sha256 stored; wrong md5 stored"
+    assert found.checksums.reason.startswith("wrong sha256 stored; wrong md5 stored; bytes are read back")
 
 
 @RCLONE

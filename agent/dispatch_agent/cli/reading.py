@@ -20,7 +20,7 @@ from dispatch_agent.publish.keys import key_of
 from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.settings import resume_folder, unknown_variables
 from dispatch_agent.store.base import Store
-from dispatch_agent.store.capabilities import require
+from dispatch_agent.store.capabilities import Capabilities, require
 from dispatch_agent.store.probe import probe as probe_store
 
 
@@ -201,7 +201,20 @@ def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any)
                 ["CAPABILITY", "SUPPORT", "SOURCE", "REASON"],
             )
         )
+        for sentence in found.saw:
+            if sentence not in {support.reason for support in rows.values()}:
+                click.echo(f"seen: {sentence}")
+        click.echo(f"publishing here: {_follows(found)}")
     require(found, accept_weak=accept_weak_store)
+
+
+def _follows(found: Capabilities) -> str:
+    """What a publisher makes of it, beside the refusal of a store that is too weak."""
+    pointer = {"yes": "latest.json is kept", "unknown": "latest.json is advisory", "no": "there is no latest.json"}
+    damaged = "every upload is read back"
+    if found.checksum != "none":
+        damaged = f"the store refuses a damaged upload by its {found.checksum}"
+    return f"{pointer[found.conditional_replace.value]}; {damaged}"
 
 
 def _store(given: dict[str, Any]) -> Store:

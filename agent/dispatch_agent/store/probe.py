@@ -138,7 +138,7 @@ class _Probe:
         except KeyMissing:
             return "no object where one had stood"
         except StoreUnavailable as error:
-            return f"a broken answer ({error})"
+            return f"a broken answer ({error.__cause__ or error})"
         return "" if data in bodies else f"{len(data)} bytes that nobody wrote as one"
 
     def _create(self) -> Support:
@@ -236,7 +236,7 @@ class _Probe:
             if found:
                 self.store.checksum = algorithm
                 return self._see("yes", found.reason), algorithm
-        return self._see("no", "; ".join(reasons)), "none"
+        return self._see("no", "; ".join([*reasons, "bytes are read back after an upload instead"])), "none"
 
 
 def _between_hosts(seen: Support, known: Support) -> Support:
