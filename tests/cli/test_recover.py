@@ -240,10 +240,15 @@ class TestNotOursToWrite:
         for path in [left.store, later.folder, *later.folder.rglob("*")]:
             os.chown(path, NOBODY, NOBODY)
         before = tree_of(left.folder)
+        closed = left.later(left.epoch - 1, "1.17.0")
+        shutil.copytree(left.folder, closed.folder)
+        closed.folder.chmod(0o711)
         third = replace(later.later(later.epoch + 1, "1.17.3"), user=NOBODY)
         found = {item["name"]: item for item in third.run("recover", "--json").passes().json}
         assert found[left.attempt]["state"] == "refused"
         assert "Permission denied" in found[left.attempt]["reason"]
+        assert found[closed.attempt]["state"] == "refused"
+        assert "Permission denied" in found[closed.attempt]["reason"]
         assert found[later.attempt]["state"] == "recovered"
         assert left.published() == ["step-9"]
         assert tree_of(left.folder) == before

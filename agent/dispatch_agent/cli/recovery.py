@@ -120,16 +120,17 @@ def _who(before: str | None) -> Identity:
 
 def _show(results: Sequence[Recovered], folder: Path) -> None:
     """A line for every execution that there is anything to say of, and one for each of its saves."""
-    silent = [result for result in results if not (result.saves or result.state in {"unknown", "refused", "left"})]
+    silent = 0
     for result in results:
-        if result in silent:
+        if not (result.saves or result.state in {"unknown", "refused", "left"}):
+            silent += 1
             continue
         epoch = f" (epoch {result.execution.epoch})" if result.execution else ""
         click.echo(f"{result.state:9}  {_shown(result.name)}{epoch}{': ' if result.reason else ''}{result.reason}")
         for save in result.saves:
             click.echo(f"  {save.result:9}  {_shown(save.name)}{': ' if save.reason else ''}{save.reason}")
     if silent:
-        click.echo(f"nothing    is left to publish of {len(silent)} older execution(s) in {folder}")
+        click.echo(f"nothing    is left to publish of {silent} older execution(s) in {folder}")
     elif not results:
         click.echo(f"nothing    to recover in {folder}")
 

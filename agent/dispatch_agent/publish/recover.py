@@ -249,6 +249,7 @@ def _record(folder: Path) -> Execution:
     if not stat.S_ISDIR(mode):
         msg = "it is a link" if stat.S_ISLNK(mode) else "it is no folder"
         raise _NotOurs(msg, "unknown")
+    os.scandir(folder).close()  # whether we may look into it at all
     execution = bookkeeping.read_execution(folder)
     if execution is None:
         msg = "it has no .dispatch/execution.json, so no publisher ever had it"
@@ -282,7 +283,7 @@ def _holds_something(folder: Path) -> bool:
     try:
         return any(name != bookkeeping.NAME for name in os.listdir(os.fsencode(folder)))
     except OSError:
-        return True  # to be looked at, and refused
+        return False  # it vanished
 
 
 def _open(starter: Starter, name: str, execution: Execution, committed: Mapping[int, set[int]]) -> _Old:
@@ -373,7 +374,7 @@ def _publish(old: _Old, starter: Starter, wait_owner: float) -> tuple[Recovered,
         in_time = False
     finally:
         mine.release()
-    why = str(error or tally.fenced or OUT_OF_TIME)
+    why = str(error or tally.fenced or ("" if in_time else OUT_OF_TIME))
     result = _reported(old, tally, started[0], why) if started else _held(old, why)
     state = result.state
     if tally.fenced:
@@ -402,14 +403,15 @@ def _reported(old: _Old, tally: Tally, publisher: Publisher, why: str) -> Recove
             saves[outcome.save] = Save(
                 outcome.save, outcome.result, commit=outcome.record.key if outcome.record else ""
             )
+    waiting = tally.incomplete if tally.passes else old.waiting
+    reasons = {name: verdict.reason for name, verdict in waiting} | failed
     left = {}
     for name in dict.fromkeys((*tally.unpublished, *publisher.pending)):
         if not publisher.committed(names.decode_name(name)):
-            left[name] = failed.get(name, why)
+            left[name] = reasons.get(name, why)
         elif name in publisher.pending and name not in saves:
             saves[name] = Save(name, "published")
     stand = [name for name in old.view.verdicts if publisher.committed(name) and names.encode(name) not in saves]
-    waiting = tally.incomplete if tally.passes else old.waiting
     return _summed_up(old, len(stand), tuple(saves.values()), left, waiting)
 
 
