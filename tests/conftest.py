@@ -31,6 +31,9 @@ _PREFIXES = (
     "SLURM_",
     "PET_",
     "AWS_",
+    "AZURE_",
+    "GCSFS_",
+    "GOOGLE_",
     "KUBERNETES_",
     "OMPI_",
     "PMI_",
@@ -46,6 +49,7 @@ _NAMES = frozenset(
         "WORLD_SIZE",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "STORAGE_EMULATOR_HOST",
     }
 )
 

@@ -87,13 +87,19 @@ def test_exec_works_from_the_wheel(installed: Path) -> None:
     assert answer.stdout == f"{IDENTITY['DISPATCH_EPOCH']}\n"
 
 
-@pytest.mark.parametrize("extra", ["publish", "s3"])
+@pytest.mark.parametrize("extra", ["publish", "s3", "azure", "gcs", "sftp"])
 def test_publishing_without_its_extra_names_the_extra(installed: Path, tmp_path: Path, extra: str) -> None:
     """One sentence that says what to install, and no traceback."""
     save = tmp_path / "exec" / IDENTITY["DISPATCH_ATTEMPT"] / "step-1"
     save.mkdir(parents=True)
     (save / "weights").write_bytes(b"1")
-    destination = {"publish": "memory://bucket/job", "s3": "s3://bucket/job"}[extra]
+    destinations = {
+        "publish": "memory://bucket",
+        "azure": "abfs://container",
+        "gcs": "gs://bucket",
+        "sftp": "sftp://host",
+    }
+    destination = destinations.get(extra, f"{extra}://bucket") + "/job"
     arguments = ("watch", "--root", str(tmp_path), "--dest", destination)
     answer = _run(installed / "publish", *arguments, environ=IDENTITY, code=None)
     assert answer.returncode != 0

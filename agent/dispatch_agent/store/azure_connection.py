@@ -6,6 +6,7 @@ without them when a container is missing, and caches listings), so requests go t
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,8 @@ CONNECT_SECONDS, READ_SECONDS, TRIES_MORE = 10, 60, 3
 NO_CONTAINER = {"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"}
 # The bytes did not arrive as they were sent, or too slowly: sending them again helps.
 TRANSIT = {"Md5Mismatch", "Crc64Mismatch", "OperationTimedOut", "ServerBusy"}
+# Where nobody listens to the SDK's log, Python would write its warnings between our lines.
+logging.getLogger("azure").addHandler(logging.NullHandler())
 
 
 class Connection:
@@ -73,7 +76,7 @@ def status(error: BaseException | None) -> int:
 
 
 def _meaning(error: AzureError, where: str, key: str) -> Exception:
-    why = str(error.message).partition("\n")[0] or type(error).__name__
+    why = str(error.message).partition("\n")[0].rstrip(".") or type(error).__name__
     if isinstance(error, ClientAuthenticationError) and not status(error):
         msg = f"{where}: {why}: give an account key, a SAS token or an identity by environment or storage options"
         return StoreDenied(msg)

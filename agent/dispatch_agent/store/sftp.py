@@ -3,6 +3,7 @@ requests wait for ever for a server that hangs, and neither says what to do abou
 
 from __future__ import annotations
 
+import logging
 import socket
 import stat
 from typing import Any, NoReturn
@@ -10,6 +11,8 @@ from typing import Any, NoReturn
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
+# Where nobody listens to its log, Python would write its errors, which are raised as well, between our lines.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CONNECT_SECONDS, ANSWER_SECONDS, ALIVE_SECONDS = 10, 60, 15
 
 
