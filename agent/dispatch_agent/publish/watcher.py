@@ -156,7 +156,7 @@ def watch(
         except Abort:
             tally.unsure = publisher is not None and publisher.unsure
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the only one: it counts, and a sidecar goes on)
             if _ends(error, started=publisher is not None, once=once, late=clock.monotonic() >= give_up):
                 raise certain(error, publisher) from error.__cause__
             _count_failure(tally, error, publisher, log)
