@@ -526,17 +526,19 @@ def publisher_at_work(world: World, bench: Bench) -> Iterator[None]:
 def test_i9_a_publisher_at_work_sees_all_of_a_save_or_nothing(place: Path) -> None:
     """Not one more generation, nothing half-removed published, however its looks and the removal fall together."""
     world = World(place)
-    for number in range(40):
-        save(world.old, f"step-{number}", {f"{part}/{file}": b"x" * 10 for part in range(3) for file in range(8)})
+    for number in range(15):
+        save(world.old, f"step-{number}", {f"{part}/{file}": b"x" * 10 for part in range(3) for file in range(4)})
     assert Bench(world.store).run(world.old, rule=ANY) is None
     bench = Bench(world.store, SystemClock())
     world.store.put(keys.attempt_claim_key(world.new.epoch), b"a2")
     before = facts(world.store)
     with publisher_at_work(world, bench):
         went, left = world.prune()
-    assert (len(went), left) == (40, {})
+    assert (len(went), left) == (15, {})
+    assert Bench(world.store).run(world.old, rule=ANY) is None
     assert facts(world.store) == before
     assert bench.lines == []
+    assert world.there == set()
 
 
 def in_a_process(do: Callable[[], None], kill_at: int) -> tuple[bool, int]:

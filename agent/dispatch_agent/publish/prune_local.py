@@ -141,7 +141,7 @@ def plan(volume: Volume) -> Plan:
             unfinished.append(folder)
         for home, copies in (
             (folder, _published(volume, folder, execution, left)),
-            (volume.root / "resume" / folder.name, _restored(volume, folder, execution, left)),
+            (volume.root / "resume" / folder.name, _restored(volume, folder, left)),
         ):
             for copy in copies:
                 if home == folder and len(kept) < volume.keep:
@@ -355,7 +355,7 @@ def _record_of(
     raise Stays(msg)
 
 
-def _restored(volume: Volume, folder: Path, execution: Execution, left: list[Left]) -> list[Copy]:
+def _restored(volume: Volume, folder: Path, left: list[Left]) -> list[Copy]:
     """What `restore` brought for the execution and the store still has."""
     home = volume.root / "resume" / folder.name
     found = []
@@ -364,7 +364,7 @@ def _restored(volume: Volume, folder: Path, execution: Execution, left: list[Lef
             continue
         try:
             save = scan.snapshot(home, os.fsencode(path.name))
-            found.append(Copy(folder, home, save, _origin_of(volume, home, save, execution.epoch)))
+            found.append(Copy(folder, home, save, _origin_of(volume, home, save)))
         except NewerFormat:
             raise
         except (Stays, SaveError) as error:
@@ -372,12 +372,10 @@ def _restored(volume: Volume, folder: Path, execution: Execution, left: list[Lef
     return found
 
 
-def _origin_of(volume: Volume, home: Path, save: Snapshot, epoch: int) -> CommitRecord:
-    """The commit that a restored save is a copy of: the newest of its name, of an execution before, that it equals."""
+def _origin_of(volume: Volume, home: Path, save: Snapshot) -> CommitRecord:
+    """The commit that a restored save is a copy of: the newest of its name that it equals."""
     why: Exception = Stays("no commit of that name stands at the store")
     for order in listing.newest_first(volume.store):
-        if order.epoch >= epoch:
-            continue
         try:
             record = _read(volume.store, order)
             if record.save == names.encode(save.name):
