@@ -744,6 +744,7 @@ def test_from_a_volume_to_s3(place: Path, launcher: Launcher, shared_bucket: Buc
         (["--local"], 2, "--keep"),
         (["--local", "--keep", "1", "--dest", "ROOT/published"], 3, "one folder tree"),
         (["--local", "--keep", "1", "--dest", "ROOT"], 3, "one folder tree"),
+        (["--local", "--keep", "1", "--root", "ROOT/exec"], 3, "is not there"),
     ],
 )
 def test_what_makes_no_sense_is_refused(commands: Commands, argv: list[str], code: int, word: str) -> None:

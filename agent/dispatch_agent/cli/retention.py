@@ -13,7 +13,7 @@ import click
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
-from dispatch_agent.errors import UsageError
+from dispatch_agent.errors import SettingsError, UsageError
 from dispatch_agent.publish import prune as pruning
 from dispatch_agent.publish import prune_local
 from dispatch_agent.publish.once import Patience
@@ -108,6 +108,9 @@ def _check_options(keep: int, keep_every: int | None, *, local: bool, verify: bo
 def _prune_local(
     store: Store, root: Path, keep: int, *, apply: bool, verify: bool, workers: int, as_json: bool
 ) -> None:
+    if not (root / "exec").is_dir():
+        msg = f"{root / 'exec'} is not there: is {root} the checkpoint root, on the right volume?"
+        raise SettingsError(msg)
     prune_local.check_apart(store, root)
     before = prune_local.claimed_epoch(store)
     volume = Volume(root, store, before, keep, full=verify, workers=workers, now=time.time_ns)
