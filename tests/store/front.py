@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,8 +55,8 @@ def fault(status: int, code: str) -> Reply:
 
 
 @contextmanager
-def front(endpoint: str, behave: Behaviour) -> Iterator[str]:
-    """The endpoint of a proxy before `endpoint`.
+def front(endpoint: str, behave: Behaviour, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The endpoint of a proxy before `endpoint`, which also takes what is sent to an HTTP proxy.
 
     `behave(request, forward)` answers; what it forwards reaches the server. None closes the connection without a word,
     as a network does that loses the answer.
@@ -105,11 +106,14 @@ def front(endpoint: str, behave: Behaviour) -> Iterator[str]:
             """A test that fails shows what it looked at; every request beside it would only hide that."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        # Shaken hands by the thread that serves: a client that refuses our certificate must not end the front.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.daemon_threads = False  # so that closing waits for them
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="front")
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import botocore.exceptions as boto
 import s3fs
 
 from dispatch_agent.errors import SettingsError
-from dispatch_agent.store.s3_errors import EXPIRED, answer, explained
+from dispatch_agent.store.s3_errors import MISTAKEN, answer, explained, may_be_renewed
 
 T = TypeVar("T")
 # Ours where neither the user's options nor the SDK's own variables say otherwise. Checksums of botocore's own choosing
@@ -35,7 +36,7 @@ class Connection:
         self._filesystem = self._open()
 
     def call(self, what: str, key: str, method: str, **request: Any) -> dict[str, Any]:
-        """One S3 request, and once more with fresh credentials if these have expired. Raises as the seam allows."""
+        """One S3 request, and once more with fresh credentials if these do not count. Raises as the seam allows."""
         with explained(what, self._url, key, conditional="IfMatch" in request or "IfNoneMatch" in request):
             return self.run(self.request(method, **request))
 
@@ -45,10 +46,16 @@ class Connection:
         try:
             return await self._send(filesystem, method, request)
         except Exception as error:
-            if answer(error).code not in EXPIRED:
+            if not may_be_renewed(error):
                 raise
-        # Variables and files are read once by a session, so only a new one sees what was renewed meanwhile.
-        return await self._send(self._renewed(filesystem), method, request)
+        # Variables, files and endpoints are asked once by a session: only a new one sees what was renewed meanwhile.
+        fresh = self._replaced(filesystem, self._open)
+        try:
+            return await self._send(fresh, method, request)
+        except MISTAKEN as error:
+            # Whoever renews a file may be in the middle of it: the next request reads it again.
+            self._replaced(fresh, lambda: filesystem)
+            raise boto.CredentialRetrievalError(provider="AWS configuration", error_msg=str(error)) from error
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start work on the loop."""
@@ -93,10 +100,11 @@ class Connection:
             raise
         return response
 
-    def _renewed(self, expired: s3fs.S3FileSystem) -> s3fs.S3FileSystem:
+    def _replaced(self, old: s3fs.S3FileSystem, make: Callable[[], s3fs.S3FileSystem]) -> s3fs.S3FileSystem:
+        """The filesystem in use, another one if that was still `old`: many requests find out at once that it is."""
         with self._lock:
-            if self._filesystem is expired:
-                self._filesystem = self._open()
+            if self._filesystem is old:
+                self._filesystem = make()
             return self._filesystem
 
     def _open(self) -> s3fs.S3FileSystem:

@@ -6,6 +6,7 @@ s3fs gives one status many types: a refused condition is FileExistsError from AW
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,17 +17,18 @@ import botocore.exceptions as boto
 from dispatch_agent.errors import SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, KeyMissing
 
-# Sent with 400 by some stores and 403 by others, so the code decides.
-EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired"}
-DENIED = EXPIRED | {
-    "AccessDenied",
-    "AccountProblem",
-    "AllAccessDisabled",
+# Credentials that expired, or were replaced by others. Sent with 400 by some stores and 403 by others, so the code
+# decides.
+OUTDATED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
     "InvalidAccessKeyId",
-    "InvalidSecurity",
+    "InvalidToken",
+    "RequestExpired",
     "SignatureDoesNotMatch",
-    "UnauthorizedAccess",
+    "TokenRefreshRequired",
 }
+DENIED = OUTDATED | {"AccessDenied", "AccountProblem", "AllAccessDisabled", "InvalidSecurity", "UnauthorizedAccess"}
 REGION = {
     "PermanentRedirect",
     "TemporaryRedirect",
@@ -78,6 +80,11 @@ def answer(error: BaseException) -> Answer:
     return Answer(0, "", str(error))
 
 
+def may_be_renewed(error: Exception) -> bool:
+    """Whether credentials that are looked up anew can help: the store takes these no more, or there are none yet."""
+    return answer(error).code in OUTDATED or isinstance(error, NO_CREDENTIALS)
+
+
 @contextmanager
 def explained(what: str, url: str, key: str, *, conditional: bool = False) -> Iterator[None]:
     """Raises what the seam allows in place of what s3fs, botocore and aiohttp raise; a fault of our own passes."""
@@ -102,10 +109,25 @@ def meaning(error: Exception, what: str, url: str, key: str, *, conditional: boo
     if isinstance(error, MISTAKEN):
         msg = f"{where}: {error}: correct the AWS settings or the destination"
         return SettingsError(msg)
+    if isinstance(error, boto.SSLError):
+        msg = f"{where}: {error}: if a CA of your own signed its certificate, name that CA's file in AWS_CA_BUNDLE"
+        return StoreUnavailable(msg)
+    unread = _unread_bundle(error)
+    if unread:
+        msg = f"{where}: the CA bundle cannot be read: {unread}: correct AWS_CA_BUNDLE, or ca_bundle in the AWS config"
+        return SettingsError(msg)
     if isinstance(error, (boto.BotoCoreError, aiohttp.ClientError, asyncio.TimeoutError, OSError)):
         msg = f"{where}: {error or type(error).__name__}: look at endpoint and network if this stays"
         return StoreUnavailable(msg)
     return error
+
+
+def _unread_bundle(error: Exception) -> Exception | None:
+    """Why the file of the CAs could not be read, if that was it: it happens before anything is sent, and has no type."""
+    cause = error.kwargs.get("error") if isinstance(error, boto.HTTPClientError) else None
+    bad = isinstance(cause, ssl.SSLError) and cause.library in {"PEM", "X509"}
+    missing = isinstance(cause, (FileNotFoundError, IsADirectoryError, PermissionError))
+    return cause if bad or missing else None
 
 
 def _by_status(said: Answer, where: str, key: str, *, conditional: bool) -> Exception:
