@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.store.conftest import ChangedError, FileSource, Opener
-from tests.store.matrix import Kind
+from tests.store.matrix import Kind, Place
 
 from dispatch_agent.errors import StoreError
 from dispatch_agent.store.base import ConditionFailed, KeyMissing, Store, Stored
+from dispatch_agent.store.capabilities import Sweeps
 
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 # As names arrive here: percent-encoded where a store could not keep them, so ASCII, but no tamer than that.
 NAMES = (
@@ -332,6 +338,43 @@ def test_a_reader_never_sees_a_part(opener: Opener) -> None:
             assert read(reader, "a/whole") in bodies
         writing.result()
     assert [found.key for found in reader.list("")] == ["a/whole"]
+
+
+# Uploads as a publisher that is killed when half of the file has been read.
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from tests.store.conftest import FileSource
+from dispatch_agent.store.opening import open_store
+
+class Killed(FileSource):
+    def read(self, size):
+        if self._at >= self.size // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(size)
+
+url, options, path = json.loads(sys.argv[1])
+open_store(url, options).upload("data/killed", Killed(Path(path)))
+"""
+
+
+@pytest.mark.needs("outside")
+def test_a_killed_writer_leaves_no_object_and_what_it_leaves_can_be_removed(
+    store: Store, place: Place, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(60 * MIB))
+    asked = json.dumps([place.url, place.options, str(tmp_path / "file")])
+    killed = subprocess.run([sys.executable, "-c", KILLED, asked], cwd=ROOT, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list(store.list("")) == []
+    if isinstance(store, Sweeps):
+        found = list(store.leftovers("data"))
+        assert found
+        for leftover in found * 2:
+            store.remove(leftover)
+        assert list(store.leftovers("")) == []
+    with FileSource(tmp_path / "file") as source:
+        assert store.upload("data/killed", source).size == 60 * MIB
 
 
 def test_the_url_is_for_people(store: Store) -> None:

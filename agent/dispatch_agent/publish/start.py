@@ -108,9 +108,9 @@ class Starter:
             for sentence in found.saw:
                 self.log.debug("probe", saw=sentence)
             require(found, accept_weak=self.settings.accept_weak_store)
-            for support in (found.list_after_write, found.conditional_create):
-                if not support:
-                    self.log.warning("weak store", reason=support.reason)
+            weak = [support for support in (found.list_after_write, found.conditional_create) if not support]
+            for reason in dict.fromkeys(support.reason for support in weak):
+                self.log.warning("weak store", reason=reason)
             if found.conditional_replace.value != "yes":
                 what = "no pointer is written" if found.conditional_replace.value == "no" else "the pointer is advisory"
                 self.log.warning(what, reason=found.conditional_replace.reason)
