@@ -5,10 +5,12 @@ A plan is drawn from a seed and is a plain value, so that a failing one can be m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
+KINDS = ("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish", "anew")
 NAMES = ("last", "step-1", "step-2", "epoch=3.ckpt")
 
 
@@ -98,6 +100,15 @@ class Recover:
     wait_owner: float = 0.0
 
 
+@dataclass(frozen=True)
+class Stall:
+    """Process `name` stands still until `until` before its first write of a key that starts with `key`."""
+
+    name: str
+    key: str
+    until: float
+
+
 Process = Trainer | Watch | Reader | Remount | Prune | Recover
 
 
@@ -116,7 +127,8 @@ class Rates:
 class Plan:
     """`weak`: the store ignores conditions and the operator accepted that. `verifies`: it rejects wrong checksums.
     `locks`: a folder's lock holds. `hints`: a trainer's word wakes the publishers of its folder. `away`: when nothing
-    answers. `land_last`: writes on their way arrive only after everybody is done."""
+    answers; `stuck`: keys that cannot be written, and since when; `stalls`: who stands still where. `land_last`: writes
+    on their way arrive only after everybody is done."""
 
     seed: int
     processes: tuple[Process, ...]
@@ -126,6 +138,8 @@ class Plan:
     locks: bool = True
     hints: bool = True
     away: tuple[tuple[float, float], ...] = ()
+    stuck: tuple[tuple[str, float], ...] = ()
+    stalls: tuple[Stall, ...] = ()
     land_last: bool = False
 
     @property
@@ -135,9 +149,15 @@ class Plan:
         return tuple(sorted(found, key=lambda folder: (folder.number, folder.volume, folder.attempt)))
 
 
-def drawn(seed: int) -> Plan:
-    """The plan of a seed."""
-    return _Draw(seed).plan()
+Focus = Literal["any", "prune", "pointer", "hand over"]
+
+
+def drawn(seed: int, focus: Focus | None = None) -> Plan:
+    """The plan of a seed: of most any kind, of some with a `focus` on what is rare otherwise."""
+    draw = _Draw(seed)
+    return {"any": draw.any, "prune": draw.prune, "pointer": draw.pointer, "hand over": draw.hand_over}[
+        focus or draw.random.choice(("any", "any", "any", "any", "prune", "prune", "pointer", "hand over"))
+    ]()
 
 
 class _Draw:
@@ -146,11 +166,12 @@ class _Draw:
         self.random = Random(seed)  # noqa: S311
         self.processes: list[Process] = []
 
-    def plan(self) -> Plan:
+    def any(self) -> Plan:
+        """Everything at once."""
         random = self.random
         weak = random.random() < 0.1
         executions = random.choice((1, 1, 2, 2, 2, 3, 3))
-        apart = random.choice((0.0, 0.0, 1.0, 6.0, 20.0))
+        apart = random.choice((0.0, 0.0, 0.5, 3.0, 20.0))
         for number in range(1, executions + 1):
             start = apart * (number - 1)
             self._execution(Folder(number, f"a{number}"), start)
@@ -161,22 +182,75 @@ class _Draw:
         last = apart * executions
         if random.random() < 0.4:
             self.processes.append(Reader("reader", random.uniform(0.0, last + 5.0), random.randint(1, 3)))
-        rate = random.choice((0.0, 0.01, 0.03, 0.1))
+        if random.random() < 0.35:
+            self.processes.append(
+                Prune("prune", random.uniform(0.0, last + 8.0), random.randint(1, 4), random.choice((None, None, 2)))
+            )
+        if random.random() < 0.25:
+            number = random.randint(2, executions + 1)
+            begin = apart * (number - 1) + random.choice((0.0, 3.0))
+            self.processes.append(Recover("recover", begin, number, f"a{number}", wait_owner=random.choice((0.0, 5.0))))
+        return replace(
+            self._plan(),
+            weak=weak,
+            away=((last + 1.0, last + random.choice((3.0, 40.0))),) if random.random() < 0.1 else (),
+            stuck=(("latest.json", random.choice((0.0, 1.0))),) if random.random() < 0.07 else (),
+        )
+
+    def prune(self) -> Plan:
+        """Three executions and two prunes; processes rest for long where much hangs on it."""
+        random = self.random
+        self._three(random.choice((0.0, 0.0, 0.5)))
+        for name in ("prune", "prune-too"):
+            self.processes.append(Prune(name, random.uniform(0.0, 3.0), 4, random.choice((None, None, None, 2))))
+        if random.random() < 0.5:
+            self.processes.append(Reader("reader", random.uniform(0.0, 5.0), 3))
+        stalls = [Stall("watch-a1@0", "commits/", random.uniform(2.0, 30.0))]
+        if random.random() < 0.3:
+            stalls.append(
+                Stall("watch-a2@0", random.choice(("commits/", "data/", "latest")), random.uniform(2.0, 30.0))
+            )
+        return replace(self._plan(), weak=random.random() < 0.1, stalls=tuple(stalls))
+
+    def pointer(self) -> Plan:
+        """The pointer can be moved for a second and not again until a prune has run."""
+        self._three(3.0)
+        self.processes.append(Prune("prune", self.random.uniform(6.0, 9.0), 3))
+        return replace(self._plan(), stuck=(("latest.json", 1.0),))
+
+    def hand_over(self) -> Plan:
+        """One-shots beside a watch that has the folder and is slow."""
+        random = self.random
+        folder, name = Folder(1, "a1"), random.choice(NAMES)
+        steps = [*self._steps(name, "anew"), *self._steps(name, random.choice(("anew", "again", "publish")))]
+        self.processes.append(Trainer("trainer", folder, 0.0, tuple(steps)))
+        self.processes.append(Watch("watch", folder, 0.0, lives=2, drain=30.0, kill=math.inf))
+        stall = Stall("watch", random.choice(("commits/", "data/")), random.uniform(2.0, 10.0))
+        return replace(self._plan(), locks=True, stalls=(stall,))
+
+    def _three(self, apart: float) -> None:
+        random = self.random
+        for number in (1, 2, 3):
+            folder, start = Folder(number, f"a{number}"), apart * (number - 1)
+            steps = [step for _ in range(random.randint(1, 2)) for step in self._steps(random.choice(NAMES), "save")]
+            self.processes.append(Trainer(f"trainer-{folder}", folder, start, tuple(steps)))
+            self.processes.append(Watch(f"watch-{folder}", folder, start, lives=2, drain=start + 25.0, kill=math.inf))
+
+    def _plan(self) -> Plan:
+        random = self.random
         return Plan(
             seed=self.seed,
             processes=tuple(self.processes),
             rates=Rates(
-                faults=rate,
+                faults=random.choice((0.0, 0.01, 0.04, 0.15)),
                 crashes=random.choice((0.0, 0.0, 0.005, 0.02)),
                 switches=random.choice((0.02, 0.1, 0.3, 0.8)),
                 jumps=random.choice((0.0, 0.05, 0.3)),
-                freezes=random.choice((0.0, 0.0, 0.01, 0.05)),
+                freezes=random.choice((0.0, 0.0, 0.05, 0.2)),
             ),
-            weak=weak,
             verifies=random.random() < 0.7,
             locks=random.random() < 0.6,
             hints=random.random() < 0.7,
-            away=((last + 1.0, last + random.choice((3.0, 40.0))),) if random.random() < 0.1 else (),
             land_last=random.random() < 0.3,
         )
 
@@ -184,7 +258,7 @@ class _Draw:
         random = self.random
         steps: list[Step] = []
         for _ in range(random.choice((1, 1, 2, 2, 3))):
-            steps += self._steps(random.choice(NAMES))
+            steps += self._steps(random.choice(NAMES), random.choice(KINDS))
         self.processes.append(
             Trainer(f"trainer-{folder}", folder, start, tuple(steps), skew=random.choice((0.0, 0.0, -30.0, 30.0)))
         )
@@ -205,11 +279,10 @@ class _Draw:
         if random.random() < 0.1:
             self.processes.append(Remount(f"mount-{folder}", folder, start + random.uniform(0.0, 6.0)))
 
-    def _steps(self, name: str) -> list[Step]:
+    def _steps(self, name: str, kind: str) -> list[Step]:
         random = self.random
         tag = random.choice("ABC")
-        kind = random.choice(("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish"))
-        pause = [Step("sleep", seconds=random.choice((0.5, 3.0, 7.0)))] if random.random() < 0.5 else []
+        pause = [Step("sleep", seconds=random.choice((0.5, 3.0, 7.0)))] if random.random() < 0.4 else []
         other = random.choice("ABC")
         return {
             "save": [Step("save", name, tag), *pause],
@@ -219,6 +292,7 @@ class _Draw:
             "again": [Step("save", name, tag), *pause, Step("say", name)],
             "rotate": [Step("save", name, tag), *pause, Step("delete", name)],
             "publish": [Step("begin", name, tag), Step("publish", name)],
+            "anew": [Step("save", name, tag), *pause, Step("begin", name, other), Step("publish", name)],
         }[kind]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import NoReturn, Protocol
@@ -69,10 +68,10 @@ class Actor:
 class Source(Protocol):
     """Where decisions come from."""
 
-    def fault(self, point: Point, kinds: Sequence[str]) -> str: ...
+    def fault(self, point: Point, kinds: Sequence[str], weight: int) -> str: ...
 
     def choose(
-        self, point: Point, plain: Actor | None, ready: Sequence[Actor], waiting: Sequence[Actor]
+        self, point: Point, plain: Actor | None, ready: Sequence[Actor], waiting: Sequence[Actor], now: float
     ) -> Actor | None: ...
 
 
@@ -82,12 +81,17 @@ class Recorded:
 
     decisions: Decisions
 
-    def fault(self, point: Point, kinds: Sequence[str]) -> str:
+    def fault(self, point: Point, kinds: Sequence[str], weight: int) -> str:  # noqa: ARG002 (drawn ones need it)
         fault = self.decisions.get(point, Decision()).fault
         return fault if fault in kinds else ""
 
     def choose(
-        self, point: Point, plain: Actor | None, ready: Sequence[Actor], waiting: Sequence[Actor]
+        self,
+        point: Point,
+        plain: Actor | None,
+        ready: Sequence[Actor],
+        waiting: Sequence[Actor],
+        now: float,  # noqa: ARG002
     ) -> Actor | None:
         to = self.decisions.get(point, Decision()).to
         return next((actor for actor in (*ready, *waiting) if actor.name == to), plain)
@@ -95,7 +99,7 @@ class Recorded:
 
 @dataclass
 class Drawn:
-    """Draws decisions, and writes them down. The rates are chances per point; `faults` is set to 0 at the end."""
+    """Draws decisions, and writes them down. The rates are chances per point, times its weight."""
 
     random: Random
     faults: float
@@ -104,13 +108,15 @@ class Drawn:
     jumps: float
     freezes: float
     decisions: Decisions = field(default_factory=dict)
-    _frozen: dict[str, int] = field(default_factory=dict)
+    _frozen: dict[str, tuple[int, float]] = field(default_factory=dict)
     _count: int = 0
+    _weight: int = 1
 
-    def fault(self, point: Point, kinds: Sequence[str]) -> str:
+    def fault(self, point: Point, kinds: Sequence[str], weight: int) -> str:
+        self._weight = weight
         if self.faults == self.crashes == 0.0 or not kinds:
             return ""
-        draw = self.random.random()
+        draw = self.random.random() / weight
         if draw >= self.faults + self.crashes:
             return ""
         crash = draw < self.crashes
@@ -122,24 +128,34 @@ class Drawn:
         return fault
 
     def choose(
-        self, point: Point, plain: Actor | None, ready: Sequence[Actor], waiting: Sequence[Actor]
+        self, point: Point, plain: Actor | None, ready: Sequence[Actor], waiting: Sequence[Actor], now: float
     ) -> Actor | None:
         self._count += 1
-        draw = self.random.random()
+        rare = self._weight == 1
+        self._weight = 1
+        if self.random.random() < (self.freezes / 20 if rare else self.freezes):
+            turns, seconds = self.random.choice(((10, 0.0), (40, 1.0), (150, 6.0), (400, 15.0)))
+            self._frozen[point[0]] = (self._count + turns, now + seconds)
+        awake = [actor for actor in ready if self._is_awake(actor, now)]
         chosen = plain
-        if draw < self.freezes:
-            self._frozen[point[0]] = self._count + self.random.randrange(5, 80)
-        awake = [actor for actor in ready if self._frozen.get(actor.name, 0) <= self._count]
-        stays = plain is not None and plain.name == point[0] and plain in awake
-        if stays and draw > self.switches:
+        if plain is not None and plain.name == point[0] and plain in awake and self.random.random() > self.switches:
             return plain
-        if waiting and (not awake or self.random.random() < self.jumps):
-            chosen = self.random.choice(waiting)
+        if waiting and (not ready or self.random.random() < self.jumps):
+            first = min(waiting, key=lambda other: other.until or 0.0)
+            chosen = first if self.random.random() < 0.8 else self.random.choice(waiting)
         elif awake:
             chosen = self.random.choice(awake)
+        elif waiting:
+            chosen = min(waiting, key=lambda other: other.until or 0.0)
+        elif ready:
+            chosen = min(ready, key=lambda other: self._frozen[other.name])
         if chosen is not None and chosen is not plain:
             self.decisions[point] = Decision(chosen.name, self.decisions.get(point, Decision()).fault)
         return chosen
+
+    def _is_awake(self, actor: Actor, now: float) -> bool:
+        turns, time = self._frozen.get(actor.name, (0, 0.0))
+        return self._count >= turns and now >= time
 
 
 class Scheduler:
@@ -162,8 +178,12 @@ class Scheduler:
         actor = Actor(name)
 
         def run() -> None:
-            with suppress(Crash):
+            try:
                 do(actor)
+            except Crash:
+                pass
+            except Exception as error:  # noqa: BLE001 (whatever it is, the product did not expect it)
+                violated("end", f"{actor.name} ends with {error!r}")
             self.actors.remove(actor)
             self._decide(actor, plain=None)
 
@@ -215,11 +235,14 @@ class Scheduler:
                 actor.run.throw(greenlet.GreenletExit)
         self.actors.clear()
 
-    def point(self, actor: Actor, faults: Sequence[str] = ()) -> str:
-        """Let others go on before the actor's next step; the fault that the step meets, one of `faults`, or ''."""
+    def point(self, actor: Actor, faults: Sequence[str] = (), weight: int = 1) -> str:
+        """Let others go on before the actor's next step; the fault that the step meets, one of `faults`, or ''.
+
+        Where much hangs on a step, its `weight` makes faults, and long rests before it, so many times likelier.
+        """
         if actor.dead:
             raise Crash
-        fault = self.source.fault((actor.name, actor.points + 1), faults)
+        fault = self.source.fault((actor.name, actor.points + 1), faults, weight)
         self._decide(actor, plain=actor)
         if self._next is not actor:
             self._hub.switch()
@@ -251,7 +274,7 @@ class Scheduler:
             if plain is None:
                 self._next = None  # only writes on their way are left
                 return
-        self._next = self.source.choose((actor.name, actor.points), plain, ready, waiting)
+        self._next = self.source.choose((actor.name, actor.points), plain, ready, waiting, self.now)
 
 
 @dataclass(frozen=True)

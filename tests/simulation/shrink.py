@@ -88,6 +88,8 @@ def in_words(result: Result) -> str:
         *([] if plan.verifies else ["the store verifies no checksum"]),
         *([] if plan.locks else ["a folder's lock does not hold"]),
         *([f"no answer from {a:g} to {b:g} s" for a, b in plan.away]),
+        *([f"nobody can write {key} from {since:g} s on" for key, since in plan.stuck]),
+        *(f"{stall}" for stall in plan.stalls),
         *(["writes on their way arrive last"] if plan.land_last else []),
     ]
     return "\n".join(
@@ -139,6 +141,8 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         "locks": True,
         "hints": True,
         "away": (),
+        "stuck": (),
+        "stalls": (),
         "land_last": False,
     }
     for field, value in plain.items():

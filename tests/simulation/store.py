@@ -2,8 +2,8 @@
 
 A call of a handle is one point of the scheduler. Faults of a call:
 
-- `before`: it never reaches the store; `denied`: the store refuses it for good; `after`: it is done and the answer lost;
-- `refused`: a conditional write is answered 409 or 412, nothing stored; `twice`: it is stored and answered 412,
+- `before`: it never reaches the store; `denied`: the store refuses it; `after`: it is done, and the answer is lost;
+- `refused`: a conditional write is answered 409 or 412, nothing stored; `twice`: stored and answered 412,
   because a library sent it again; `late`: answered by an error, and it lands whenever it lands; `echo`: a copy of the
   request lands later, too;
 - `forgets`: data is taken and lost; `corrupts`: other bytes are stored, where the store verifies nothing;
@@ -13,10 +13,12 @@ A call of a handle is one point of the scheduler. Faults of a call:
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tests.simulation.plans import Stall
 from tests.simulation.scheduler import Actor, Crash, Scheduler
 
 from dispatch_agent.errors import StoreDenied, StoreUnavailable
@@ -25,6 +27,8 @@ from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Lim
 READS = ("before", "crash before")
 WRITES = ("before", "after", "late", "echo", "denied", "crash before", "crash after", "crash late")
 CONDITIONAL = (*WRITES, "refused", "twice")
+WEIGHT = 4
+"""How much likelier a fault is at a control object, on which the protocol rests, than at data."""
 
 
 def digest(data: bytes) -> str:
@@ -53,6 +57,8 @@ class Bucket:
     verifies: bool = True
     conditions: bool = True
     away: Sequence[tuple[float, float]] = ()
+    stuck: Sequence[tuple[str, float]] = ()
+    stalls: list[Stall] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
 
     def put(self, actor: Actor, key: str, data: bytes) -> None:
@@ -152,10 +158,10 @@ class Handle:
     def _say(self, method: str, key: str, answer: str = "") -> None:
         self.bucket.scheduler.say(self.actor.name, f"{method} {key}" + (f" -> {answer}" if answer else ""))
 
-    def _point(self, faults: Sequence[str] = ()) -> str:
+    def _point(self, faults: Sequence[str] = (), weight: int = 1) -> str:
         if self.actor.dead:
             raise Crash
-        fault = self.bucket.scheduler.point(self.actor, faults)
+        fault = self.bucket.scheduler.point(self.actor, faults, weight)
         if fault == "crash before":
             raise self._crash()
         return fault
@@ -167,7 +173,9 @@ class Handle:
 
     def _answers(self, method: str, key: str, fault: str) -> None:
         now = self.bucket.scheduler.now
-        if fault == "before" or any(start <= now < end for start, end in self.bucket.away):
+        writes = method in ("create", "replace", "put")
+        stuck = writes and any(key == where and now >= since for where, since in self.bucket.stuck)
+        if fault == "before" or stuck or any(start <= now < end for start, end in self.bucket.away):
             self._say(method, key, "no answer, not done")
             msg = f"the store does not answer {method} {key}"
             raise StoreUnavailable(msg)
@@ -185,8 +193,9 @@ class Handle:
             faults = (*faults, "forgets")
         if self.actor.dead:
             raise Crash
+        self._stall(key)
         self.bucket.guard.sends(self.actor, method, key, data)
-        fault = self._point(faults)
+        fault = self._point(faults, WEIGHT if method in ("create", "replace", "put") else 1)
         self._answers(method, key, fault)
         if fault in ("late", "crash late", "echo"):
             self._send_later(method, key, do, fault)
@@ -213,6 +222,15 @@ class Handle:
             raise StoreUnavailable(msg)
         if fault == "twice":
             raise ConditionFailed(key)
+
+    def _stall(self, key: str) -> None:
+        for stall in self.bucket.stalls:
+            if stall.name == self.actor.name and key.startswith(stall.key):
+                self.bucket.stalls.remove(stall)
+                scheduler = self.bucket.scheduler
+                self._say("stands still before", key, f"until {stall.until:g} s")
+                scheduler.wait(self.actor, threading.Event(), stall.until - scheduler.now)
+                return
 
     def _send_later(self, method: str, key: str, do: Callable[[], None], fault: str) -> None:
         """Have a write, or a copy of it (`echo`), on its way. Raises StoreUnavailable, Crash."""

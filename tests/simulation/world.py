@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -36,10 +37,11 @@ from tests.simulation.store import Bucket, Handle
 
 from dispatch_agent.checkpoint import completion, marks, names
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import AgentError, EpochCollision, Fenced, Incomplete, StoreError
+from dispatch_agent.errors import AgentError, EpochCollision, Fenced, Incomplete, OutcomeUnknown, StoreError
 from dispatch_agent.logs import Log
-from dispatch_agent.publish import oneshot, restore, watcher
-from dispatch_agent.publish.publisher import Publisher
+from dispatch_agent.publish import oneshot, prune, recover, restore, retention, watcher
+from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.publisher import Outcome, Pass, Publisher
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Stop, Tally
 from dispatch_agent.settings import PublishSettings
@@ -80,7 +82,13 @@ class World:
         self.truth = Truth([self.execution(folder).folder for folder in plan.folders])
         self.invariants = Invariants(self.truth, self.scheduler, weak=plan.weak, points=not plan.weak)
         self.bucket = Bucket(
-            self.scheduler, self.invariants, verifies=plan.verifies, conditions=not plan.weak, away=plan.away
+            self.scheduler,
+            self.invariants,
+            verifies=plan.verifies,
+            conditions=not plan.weak,
+            away=plan.away,
+            stuck=plan.stuck,
+            stalls=list(plan.stalls),
         )
         self.invariants.bucket = self.bucket
         self.found = WEAK if plan.weak else PROVED
@@ -122,7 +130,7 @@ class World:
             self.scheduler.add(process.name, do)
         self.scheduler.run()
         self.scheduler.source = Recorded({})
-        self.bucket.away = ()
+        self.bucket.away = self.bucket.stuck = ()
         if not self.plan.land_last:
             self.scheduler.land_all()
         self._finish()
@@ -139,7 +147,7 @@ class World:
 
     def starter(self, actor: Actor, execution: Execution) -> Starter:
         clock = self.clock(actor)
-        return Starter(
+        return _Checked(
             store=Handle(self.bucket, actor),
             identity=execution.identity,
             folder=execution.folder,
@@ -153,6 +161,7 @@ class World:
             draw=lambda: 0.5,
             environ={"POD_NAME": actor.name},
             _found=self.found,
+            reports=lambda folder, outcome: self.invariants.reports(actor, folder, outcome),
         )
 
     def log(self, clock: Clock) -> Log:
@@ -164,31 +173,13 @@ class World:
         self.invariants.start(actor, nonce)
         return nonce
 
-    def checked(self, actor: Actor, starter: Starter) -> Callable[[], Publisher]:
-        """`starter`, whose publishers' reports are looked at."""
-
-        def start() -> Publisher:
-            publisher = starter()
-            run = publisher.run
-
-            def checked_run(only: bytes | None = None) -> Any:
-                done = run(only)
-                for outcome in done.outcomes:
-                    self.invariants.reports(actor, publisher.session.folder, outcome)
-                return done
-
-            publisher.run = checked_run  # type: ignore[method-assign]
-            return publisher
-
-        return start
-
     def _ended(self, actor: Actor, execution: Execution, error: AgentError | None, begun: set[Any]) -> None:
         code = error.exit_code if error else 0
         self.scheduler.say(actor.name, f"ends with {code}" + (f": {error}" if error else ""))
         if isinstance(error, Fenced):
             self._is_stale(execution, error)
         elif isinstance(error, EpochCollision):
-            if len({f.attempt for f in self.plan.folders if f.number == execution.number}) == 1:
+            if len({f.attempt for f in self.plan.folders}) == len({f.number for f in self.plan.folders}):
                 violated("I5", f"{actor.name} ends with {error}, and there is one attempt")
         elif code == 32 and not self.plan.weak:
             violated("I8", f"{actor.name} ends with {error}, and nobody else writes")
@@ -210,6 +201,8 @@ class World:
             if watch in self.scheduler.actors:
                 self.scheduler.say("kubelet", f"SIGTERM to {watch.name}")
                 stop().ask()
+            if math.isinf(plan.kill):
+                return
             self.sleep(actor, plan.kill)
             if watch in self.scheduler.actors:
                 self.scheduler.say("kubelet", f"SIGKILL to {watch.name}")
@@ -248,7 +241,7 @@ class World:
         clock = self.clock(actor)
         try:
             watcher.watch(
-                self.checked(actor, starter),
+                starter,
                 stop,
                 tally,
                 clock,
@@ -345,7 +338,7 @@ class World:
         error: AgentError | None = None
         try:
             outcome = oneshot.publish_one(
-                self.checked(actor, starter),
+                starter,
                 starter.store,
                 execution.folder,
                 name.encode(),
@@ -409,22 +402,69 @@ class World:
         return run
 
     def _prune(self, plan: Prune) -> Callable[[Actor], None]:
-        raise NotImplementedError
+        self.invariants.pruners.add(plan.name)
+
+        def run(actor: Actor) -> None:
+            self.sleep(actor, plan.start)
+            for _ in range(plan.runs):
+                try:
+                    self._prune_once(actor, plan.every)
+                except Crash:
+                    actor.dead = False
+                except (StoreError, OutcomeUnknown) as error:
+                    self.scheduler.say(actor.name, f"ends with {error.exit_code}: {error}")
+                self.sleep(actor, self.scheduler.now + 4.0)
+
+        return run
+
+    def _prune_once(self, actor: Actor, every: int | None) -> None:
+        store, clock = Handle(self.bucket, actor), self.clock(actor)
+        pruner = prune.Pruner(
+            store,
+            actor.name,
+            weak=self.plan.weak,
+            points=not self.plan.weak,
+            workers=1,
+            clock=clock,
+            patience=Patience(clock, lambda: 0.5),
+        )
+        todo = prune.plan(store, newest=retention.LEAST, every=every, workers=1)
+        if todo.problems:
+            violated("I6", f"{actor.name} cannot prune: {todo.problems[0]}")
+        prune.carry_out(pruner, todo, lambda _: None)
 
     def _recover(self, plan: Recover) -> Callable[[Actor], None]:
-        raise NotImplementedError
+        execution = self.execution(Folder(plan.number, plan.attempt, plan.volume))
+
+        def run(actor: Actor) -> None:
+            self.sleep(actor, plan.start)
+            starter = self.starter(actor, execution)
+            starter.folder = execution.folder.parent
+            try:
+                error = recover.verdict(recover.recover(starter, plan.wait_owner))
+            except AgentError as raised:
+                error = raised
+            self._ended(actor, execution, error, set())
+
+        return run
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         """A last publisher for every folder, the oldest execution first; then nothing is left to do."""
-        for folder in self.plan.folders:
-            error = self._last(folder, "last")
-            if error is None:
-                self._is_published(folder)
-                before = dict(self.bucket.objects)
-                if self._last(folder, "again") is not None or self.bucket.objects != before:
-                    violated("I9", f"a publisher of {folder} that has nothing to do changes the store")
+        done = [folder for folder in self.plan.folders if self._last(folder, "last") is None]
+        for folder in done:
+            self._is_published(folder)
+        if any(isinstance(process, Prune) for process in self.plan.processes):
+            self._check_end()
+            self.invariants.pruners.add("last-prune")
+            self.scheduler.add("last-prune", lambda actor: self._prune_once(actor, None))
+            self.scheduler.run()
+        before, sent = dict(self.bucket.objects), self.invariants.uploads
+        for folder in done:
+            self._last(folder, "again")
+            if self.bucket.objects != before or self.invariants.uploads != sent:
+                violated("I9", f"a publisher of {folder} that has nothing to do changes the store")
         self._check_end()
 
     def _last(self, folder: Folder, name: str) -> AgentError | None:
@@ -441,7 +481,7 @@ class World:
             finally:
                 starter.release()
 
-        self.scheduler.count = 0
+        self.scheduler.longest = self.scheduler.count + LONGEST
         self.scheduler.add(f"{name}-{folder}", run)
         self.scheduler.run()
         error = ends[0]
@@ -485,13 +525,33 @@ class World:
             self._restore(actor, quiet, Path(tempfile.mkdtemp(dir=self.top)))
 
 
+@dataclass(slots=True)
+class _Checked(Starter):
+    """Starts publishers whose reports are looked at."""
+
+    reports: Callable[[Path, Outcome], None] = lambda _folder, _outcome: None
+
+    def __call__(self) -> Publisher:
+        publisher = Starter.__call__(self)
+        run, reports = publisher.run, self.reports
+
+        def checked(only: bytes | None = None) -> Pass:
+            done = run(only)
+            for outcome in done.outcomes:
+                reports(publisher.session.folder, outcome)
+            return done
+
+        publisher.run = checked  # type: ignore[method-assign]
+        return publisher
+
+
 class _Quiet(Handle):
     """The store as it is, asked outside of the run."""
 
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(bucket, Actor("look"))
 
-    def _point(self, _faults: Sequence[str] = ()) -> str:
+    def _point(self, _faults: Sequence[str] = (), _weight: int = 1) -> str:
         return ""
 
     def _say(self, *_: str) -> None:
