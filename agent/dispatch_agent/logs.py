@@ -14,10 +14,12 @@ Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 
-# What a library or a URL may put into a message: user:password@ of a URL; signed query parameters; an authorization
-# header; a key, secret, token or password that is given by its name, quoted or not.
+# What a library or a URL may put into a message: user:password@ of a URL, also a password that should have been encoded
+# in it; signed query parameters; an authorization header; a key, secret, token or password that is given by its name,
+# quoted or not.
 _NAMED = r"secret|session|security|access|account|api|storage|shared|sas|auth|bearer|private"
 _SECRETS = (
+    (re.compile(r"(?<=://)[^\s/@:\"']+:(?!\d{1,5}[/\s\"'])[^\s\"']+@"), "***@"),
     (re.compile(r"(?<=://)[^/@\s]+@"), "***@"),
     (re.compile(r"(?i)(x-amz-(?:signature|security-token|credential)=)[^&\s\"']+"), r"\1***"),
     (re.compile(r"(?i)(authorization[\"']?\s*[=:]\s*[\"']?(?:(?:bearer|basic)\s+)?)[^\s\"',}]+"), r"\1***"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import botocore.auth
 import botocore.awsrequest
@@ -63,14 +63,15 @@ class Gate:
             self.came.append(key)
             let_in = (key, token) == (self.allowed[0], self.allowed[2])
             self.refused += not let_in
-        return forward(_signed(request)) if let_in else fault(400, self._code)
+        return forward(signed(request)) if let_in else fault(400, self._code)
 
 
-def _signed(request: Request) -> Request:
+def signed(request: Request) -> Request:
     """The same request, signed with the server's own credentials."""
     ours = {"authorization", "x-amz-security-token", "x-amz-date", "x-amz-content-sha256"}
     headers = {name: value for name, value in request.headers.items() if name not in ours}
-    url = f"http://{headers['host']}{request.target}"
+    parts = urlsplit(request.target)  # a proxy gets the whole URL
+    url = f"http://{headers['host']}{parts.path}" + (f"?{parts.query}" if parts.query else "")
     sent = botocore.awsrequest.AWSRequest(request.method, url, headers=headers, data=request.body)
     sent.context["payload_signing_enabled"] = True
     credentials = botocore.credentials.Credentials(ACCESS_KEY, SECRET_KEY)

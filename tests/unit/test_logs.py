@@ -115,7 +115,8 @@ class TestOnce:
 
 class TestSecrets:
     HIDDEN = (
-        f"https://AKIA:{SECRET.replace('/', '')}@host/bucket",
+        f"https://AKIA:{SECRET}@host/bucket",
+        f"proxy http://somebody:x@{SECRET}@host:3128 refused",
         f"GET /key?X-Amz-Signature={SECRET}&X-Amz-Date=2030",
         f"GET /key?x-amz-security-token={SECRET}",
         f"aws_secret_access_key = {SECRET}",
@@ -135,14 +136,13 @@ class TestSecrets:
 
     @pytest.mark.parametrize("text", HIDDEN)
     def test_a_credential_is_hidden_in_every_style(self, text: str) -> None:
-        hidden = SECRET.replace("/", "") if "@" in text else SECRET
-        assert hidden not in redact(text)
+        assert SECRET not in redact(text)
         assert "***" in redact(text)
         for style in ("text", "json"):
             lines, some = log(style)
             some.error("event", error=f"it said: {text}", after="still here")
             some.error("event", error=ValueError(text))
-            assert not [line for line in lines if hidden in line]
+            assert not [line for line in lines if SECRET in line]
             assert "still here" in lines[0]
             if style == "json":
                 assert [json.loads(line)["event"] for line in lines] == ["event", "event"]
@@ -159,6 +159,8 @@ class TestSecrets:
         [
             "s3://bucket/prefix/a@b",
             "could not list http://127.0.0.1:9000/bucket: 403 AccessDenied",
+            "could not read http://minio:9000/bucket/data/epoch:3@best",
+            "s3://bucket/data/epoch:3@best",
             "token 'a b': expected at most 128 visible ASCII characters",
             "the manifest has sha256 0f, its commit says 1e",
             "commits/00000000000001000001/0001.000001.0123456789ab.json",
