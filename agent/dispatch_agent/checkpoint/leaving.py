@@ -1,9 +1,10 @@
 """A save leaves its execution's folder for good: first out of sight whole, by one rename, then bit by bit.
 
-    exec/<attempt>/.dispatch/leaving/<slot>/<save>    moved out, and looked at once more; a killed run's goes back
-                             gone/<slot>/<save>       to be deleted; a killed run's is deleted by the next
+    exec/<attempt>/.dispatch/leaving.<origin>.<token>.<save>   moved out, and looked at once more; goes back if killed
+                             gone.<token>                      to be deleted; a killed run's is deleted by the next
 
-`<slot>` begins with where the save stood: `exec` or `resume`. No link is followed, and nothing is ever replaced.
+`<origin>` is where the save stood, `exec` or `resume`; `<save>` its raw name. Nothing is made, so that a volume that is
+full can be emptied; no link is followed, and nothing is ever replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dispatch_agent.checkpoint.save import Snapshot
 from dispatch_agent.checkpoint.walk import reason, snapshot
 from dispatch_agent.errors import SaveError
 
-LEAVING, GONE = "leaving", "gone"
+LEAVING, GONE = b"leaving.", b"gone."
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
@@ -55,95 +56,78 @@ def alone(folder: Path) -> Iterator[None]:
 
 def unfinished(folder: Path) -> bool:
     """Whether a run that was killed left something for `finish` in an execution's folder."""
-    return any(_slots(folder, where) for where in (LEAVING, GONE))
+    return any(name.startswith((LEAVING, GONE)) for name in _names(folder))
 
 
 def remove(folder: Path, home: Path, save: Snapshot) -> None:
     """Delete the save that stands in `home`, which is the execution's `folder` or its folder below `resume/`.
 
     Durably out of sight before anything of it goes. Raises Stays if it is not as in `save` any more (then it is back
-    in its place), or cannot be deleted; AgentError, OSError.
+    in its place), or cannot be deleted; OSError if it cannot be moved.
     """
-    slot = f"{'exec' if home == folder else 'resume'}.{secrets.token_hex(6)}"
-    for where in (LEAVING, GONE):
-        records.make_folder(records.own(folder, where))
-    with (
-        _opened(records.own(folder, LEAVING)) as leaving,
-        _opened(records.own(folder, GONE)) as gone,
-        _opened(home) as standing,
-    ):
-        os.mkdir(slot, 0o700, dir_fd=leaving)
+    token = secrets.token_hex(4).encode()
+    leaving = LEAVING + (b"exec." if home == folder else b"resume.") + token + b"." + save.name
+    gone = GONE + token
+    with _opened(records.own(folder)) as own, _opened(home) as standing:
+        os.rename(save.name, leaving, src_dir_fd=standing, dst_dir_fd=own)
+        _sync(own)
+        _sync(standing)
+        if changed := _changed(save, records.own(folder), leaving):
+            _put_back(leaving, own, save.name, standing)
+            msg = f"it changed while it was looked at: {changed}"
+            raise Stays(msg, passing=True)
+        os.rename(leaving, gone, src_dir_fd=own, dst_dir_fd=own)
+        _sync(own)
         try:
-            with _opened(slot, leaving) as inside:
-                os.rename(save.name, save.name, src_dir_fd=standing, dst_dir_fd=inside)
-                for each in (inside, leaving, standing):
-                    _sync(each)
-                if changed := _changed(save, records.own(folder, LEAVING, slot)):
-                    _put_back(save.name, inside, standing)
-                    msg = f"it changed while it was looked at: {changed}"
-                    raise Stays(msg, passing=True)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the save is still in it
-                os.rmdir(slot, dir_fd=leaving)
-            raise
-        os.rename(slot, slot, src_dir_fd=leaving, dst_dir_fd=gone)
-        for each in (leaving, gone):
-            _sync(each)
-        try:
-            _delete(os.fsencode(slot), gone)
+            _delete(gone, own)
         except (OSError, RecursionError) as error:
-            msg = f"it was moved to {records.own(folder, GONE, slot)} and cannot be deleted: {_why(error)}"
+            msg = f"it was moved to {records.own(folder, os.fsdecode(gone))} and cannot be deleted: {_why(error)}"
             raise Stays(msg) from error
 
 
 def finish(folder: Path, resume: Path) -> list[tuple[Path, str]]:
     """Settle what a killed run left: what was on its way out goes back, what was gone is deleted.
 
-    `resume` is the execution's folder below `resume/`. What could not be settled, and why.
+    `resume` is the execution's folder below `resume/`. What could not be settled, and why. Raises OSError.
     """
     left = []
-    for slot in _slots(folder, LEAVING):
-        home = resume if slot.name.startswith("resume.") else folder
-        try:
-            with _opened(slot.parent) as leaving, _opened(slot) as inside, _opened(home) as standing:
-                for name in os.listdir(inside):
-                    _put_back(os.fsencode(name), inside, standing)
-                os.rmdir(slot.name, dir_fd=leaving)
-        except (Stays, OSError) as error:
-            left.append((slot, _why(error)))
-    for slot in _slots(folder, GONE):
-        try:
-            with _opened(slot.parent) as gone:
-                _delete(os.fsencode(slot.name), gone)
-        except (OSError, RecursionError) as error:
-            left.append((slot, _why(error)))
+    with _opened(records.own(folder)) as own:
+        for name in _names(folder):
+            try:
+                if name.startswith(GONE):
+                    _delete(name, own)
+                elif name.startswith(LEAVING):
+                    origin, _token, save = name.removeprefix(LEAVING).split(b".", 2)
+                    with _opened(resume if origin == b"resume" else folder) as standing:
+                        _put_back(name, own, save, standing)
+            except (Stays, OSError, ValueError, RecursionError) as error:
+                left.append((records.own(folder, os.fsdecode(name)), _why(error)))
     return left
 
 
-def _slots(folder: Path, where: str) -> list[Path]:
-    path = records.own(folder, where)
+def _names(folder: Path) -> list[bytes]:
     try:
-        return [] if path.is_symlink() else sorted(path.iterdir())
+        return sorted(map(os.fsencode, os.listdir(records.own(folder))))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _changed(save: Snapshot, place: Path) -> str:
+def _changed(save: Snapshot, place: Path, name: bytes) -> str:
     try:
-        now = snapshot(place, save.name)
+        now = snapshot(place, name)
     except SaveError as error:
         return str(error)
     return "" if fingerprint(now) == fingerprint(save) else "its files are others"
 
 
-def _put_back(name: bytes, inside: int, home: int) -> None:
+def _put_back(name: bytes, own: int, save: bytes, standing: int) -> None:
     """Replaces nothing: raises Stays if another save has the name by now. Raises OSError."""
     try:
-        if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
-            os.rename(name, name, src_dir_fd=inside, dst_dir_fd=home)
+        if stat.S_ISDIR(os.stat(name, dir_fd=own, follow_symlinks=False).st_mode):
+            os.rename(name, save, src_dir_fd=own, dst_dir_fd=standing)
         else:
-            os.link(name, name, src_dir_fd=inside, dst_dir_fd=home, follow_symlinks=False)
-            os.unlink(name, dir_fd=inside)
+            os.link(name, save, src_dir_fd=own, dst_dir_fd=standing, follow_symlinks=False)
+            os.unlink(name, dir_fd=own)
     except OSError as error:
         if error.errno in _TAKEN:
             msg = "it was moved out and another save has its name by now: move it where you want it"
@@ -171,8 +155,8 @@ def _delete(name: bytes, at: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path, at: int | None = None) -> Iterator[int]:
-    descriptor = os.open(path, _FOLDER, dir_fd=at)
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, _FOLDER)
     try:
         yield descriptor
     finally:

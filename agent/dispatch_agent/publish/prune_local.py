@@ -5,7 +5,7 @@
     keep    -> the newest few of those that might go
     move    -> out of the folder by one rename, made durable: a publisher sees all of a save, or nothing of it
     look    -> still what was compared; else it goes back
-    delete  -> from `.dispatch/gone/`: what a killed run left there, or on its way, is settled by the next one
+    delete  -> in `.dispatch/`: what a killed run left there is settled by the next one
 
 Only saves go, and what `restore` brought for an older execution. The records in `.dispatch/` stay, so that a publisher
 of the folder knows what is published, and so does everything beside the saves. No link is followed.
