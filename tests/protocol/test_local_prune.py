@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.protocol.checks import check_invariants, commits, facts
 from tests.protocol.faults import everything_in
 from tests.protocol.jobs import Bench, Execution, Files, small
@@ -28,8 +29,9 @@ from tests.servers import Bucket
 from dispatch_agent.checkpoint import leaving
 from dispatch_agent.checkpoint.folder import lock as folder_lock
 from dispatch_agent.checkpoint.folder import mark_complete
+from dispatch_agent.cli.publish import publish
 from dispatch_agent.clock import SystemClock
-from dispatch_agent.errors import IntegrityError, SettingsError, StoreUnavailable
+from dispatch_agent.errors import AgentError, IntegrityError, SettingsError, StoreUnavailable
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import keys, prune_local, records, watcher
 from dispatch_agent.publish.prune_local import Keeper, Plan, Volume
@@ -723,6 +725,22 @@ def test_the_command_shows_first_and_then_deletes(commands: Commands) -> None:
     assert len(answer["pruned"]) == 2
     assert all(item["commit"].startswith("commits/") for item in answer["pruned"])
     assert len(commits(PosixStore(commands.url))) == len(SAVES)
+
+
+def test_the_command_fails_when_what_it_was_to_delete_stays(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    assert commands.watch(commands.new) == 0
+    monkeypatch.setattr(leaving.os, "rename", denied)
+    argv = ["prune", "--local", "--keep", "1", "--root", str(commands.root), "--dest", commands.url, "--apply"]
+    result = CliRunner().invoke(publish, argv)
+    assert "deleted 0 saves" in result.output
+    assert isinstance(result.exception, AgentError)
+    assert "2 could not be deleted; the first, " in str(result.exception)
+    assert "Permission denied; run the publisher with the trainer's UID" in str(result.exception)
 
 
 def test_a_watch_prunes_after_it_has_claimed(commands: Commands) -> None:

@@ -13,7 +13,7 @@ import click
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
-from dispatch_agent.errors import SettingsError, UsageError
+from dispatch_agent.errors import AgentError, SettingsError, UsageError
 from dispatch_agent.publish import prune as pruning
 from dispatch_agent.publish import prune_local
 from dispatch_agent.publish.once import Patience
@@ -116,8 +116,8 @@ def _prune_local(
     volume = Volume(root, store, before, keep, full=verify, workers=workers, now=time.time_ns)
     todo = prune_local.plan(volume)
     gone: list[Copy] = []
-    left = [*todo.left, *(prune_local.carry_out(volume, todo, gone.append) if apply else [])]
-    going = gone if apply else todo.going
+    undone = prune_local.carry_out(volume, todo, gone.append) if apply else []
+    going, left = gone if apply else todo.going, [*todo.left, *undone]
     if as_json:
         display.print_json(
             {
@@ -128,15 +128,19 @@ def _prune_local(
                 "unfinished": [_shown(folder) for folder in todo.unfinished],
             }
         )
-        return
-    for item in left:
-        click.echo(f"left   {_shown(item.path)}: {item.reason}")
-    for copy in todo.kept:
-        click.echo(f"keep   {_shown(copy.path)}")
-    for copy in going:
-        click.echo(f"prune  {_shown(copy.path)} ({display.size(copy.size)}), published as {copy.record.key}")
-    what = f"{len(going)} saves, {display.size(sum(copy.size for copy in going))}"
-    click.echo(f"deleted {what}" if apply else f"would delete {what}. Nothing was deleted: add --apply")
+    else:
+        for item in left:
+            click.echo(f"left   {_shown(item.path)}: {item.reason}")
+        for copy in todo.kept:
+            click.echo(f"keep   {_shown(copy.path)}")
+        for copy in going:
+            click.echo(f"prune  {_shown(copy.path)} ({display.size(copy.size)}), published as {copy.record.key}")
+        what = f"{len(going)} saves, {display.size(sum(copy.size for copy in going))}"
+        click.echo(f"deleted {what}" if apply else f"would delete {what}. Nothing was deleted: add --apply")
+    failed = [item for item in undone if not item.passing]
+    if failed:
+        msg = f"{len(failed)} could not be deleted; the first, {_shown(failed[0].path)}: {failed[0].reason}"
+        raise AgentError(msg)
 
 
 def _copy_as_json(copy: Copy) -> dict[str, Any]:
