@@ -78,6 +78,7 @@ class Invariants:
         self._pointer: Order | None = None
         self._uploads: set[str] = set()
         self._attempts: dict[int, set[str]] = defaultdict(set)
+        self._term: dict[tuple[int, int, str], int] = {}
         self._terms: dict[tuple[int, int], int] = {}
         self._knew: dict[str, tuple[int, dict[tuple[int, int], int]]] = {}
 
@@ -122,7 +123,7 @@ class Invariants:
         data = self.bucket.objects[key]
         folder, _, rest = key.partition("/")
         if folder == "claims":
-            self._claimed(key)
+            self._claimed(key, data)
         elif folder == "data":
             epoch = int(rest[:20])
             self._attempts[epoch].add(rest[21:].partition("/")[0])
@@ -211,13 +212,16 @@ class Invariants:
             return
         violated("I1", f"{actor.name} writes {key}, which is not its own")
 
-    def _claimed(self, key: str) -> None:
+    def _claimed(self, key: str, data: bytes) -> None:
         _, epoch, name = key.split("/")
         claim = keys.parse_folder_claim(name)
         if claim is None:
             return
         where = (int(epoch), claim[0])
         self._terms[where] = max(self._terms.get(where, 0), claim[1])
+        folder = (*where, records.folder_of_claim(data, key))
+        if self._term.setdefault(folder, claim[1]) != claim[1]:
+            violated("I9", f"{key}: the folder had term {self._term[folder]} before")
 
     def _is_the_epochs_own(self, key: str, epoch: int) -> None:
         if len(self._attempts[epoch]) > 1:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from dispatch_agent.checkpoint import completion, generations, marks
 from dispatch_agent.checkpoint import folder as bookkeeping
-from dispatch_agent.checkpoint import generations
 from dispatch_agent.checkpoint.reading import SourceFile
+from dispatch_agent.checkpoint.save import Snapshot
 from dispatch_agent.publish import claims, commit, keys, listing, once, oneshot, pointer, prune, publication, retention
 from dispatch_agent.publish.placing import Placer
 from dispatch_agent.publish.publication import Session
@@ -97,17 +98,6 @@ def a_refused_write_is_taken_for_lost() -> Iterator[None]:
 @mutation
 def a_refused_write_is_taken_for_won() -> Iterator[None]:
     with mock.patch.object(commit, "write_once", _write_once(wins=True)):
-        yield
-
-
-@mutation
-def a_lost_answer_is_taken_for_a_failure() -> Iterator[None]:
-    """The commit is forgotten, its data removed, the save sent anew."""
-
-    def write_once(store: Any, key: str, data: bytes, _patience: Any) -> None:
-        store.create(key, data)
-
-    with mock.patch.object(commit, "write_once", write_once):
         yield
 
 
@@ -392,4 +382,24 @@ def a_prune_does_not_list_again() -> Iterator[None]:
         return set()
 
     with mock.patch.object(prune, "_seal", seal):
+        yield
+
+
+@mutation
+def every_start_claims_a_new_term() -> Iterator[None]:
+    with mock.patch.object(claims.records, "folder_of_claim", _giving("")):
+        yield
+
+
+@mutation
+def a_change_of_owner_is_a_change_of_content() -> Iterator[None]:
+    def fingerprint(snapshot: Snapshot) -> generations.Fingerprint:
+        times = tuple(str(entry.ctime_ns) for entry in (snapshot.root, *snapshot.entries))
+        return generations.Fingerprint(tuple(sorted((*generations.fingerprint(snapshot).parts, *times))))
+
+    with (
+        mock.patch.object(bookkeeping, "fingerprint", fingerprint),
+        mock.patch.object(marks, "fingerprint", fingerprint),
+        mock.patch.object(completion, "fingerprint", fingerprint),
+    ):
         yield

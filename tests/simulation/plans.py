@@ -6,11 +6,12 @@ A plan is drawn from a seed and is a plain value, so that a failing one can be m
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-KINDS = ("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish", "anew")
+KINDS = ("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish", "anew", "spoil")
 NAMES = ("last", "step-1", "step-2", "epoch=3.ckpt")
 
 
@@ -58,8 +59,9 @@ class Watch:
     start: float
     lives: int
     drain: float
-    kill: float
+    kill: float = math.inf
     skew: float = 0.0
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,16 @@ class Stall:
     until: float
 
 
+@dataclass(frozen=True)
+class Meets:
+    """Process `name` meets a fault at its first write of a key that starts with `key`; a late one lands at `lands`."""
+
+    name: str
+    key: str
+    fault: str
+    lands: float = 0.0
+
+
 Process = Trainer | Watch | Reader | Remount | Prune | Recover
 
 
@@ -127,7 +139,8 @@ class Rates:
 class Plan:
     """`weak`: the store ignores conditions and the operator accepted that. `verifies`: it rejects wrong checksums.
     `locks`: a folder's lock holds. `hints`: a trainer's word wakes the publishers of its folder. `away`: when nothing
-    answers; `stuck`: keys that cannot be written, and since when; `stalls`: who stands still where. `land_last`: writes
+    answers; `stuck`: keys that cannot be written, from when to when; `stalls`: who stands still or
+    meets what where. `land_last`: writes
     on their way arrive only after everybody is done."""
 
     seed: int
@@ -138,8 +151,8 @@ class Plan:
     locks: bool = True
     hints: bool = True
     away: tuple[tuple[float, float], ...] = ()
-    stuck: tuple[tuple[str, float], ...] = ()
-    stalls: tuple[Stall, ...] = ()
+    stuck: tuple[tuple[str, float, float], ...] = ()
+    stalls: tuple[Stall | Meets, ...] = ()
     land_last: bool = False
 
     @property
@@ -149,14 +162,21 @@ class Plan:
         return tuple(sorted(found, key=lambda folder: (folder.number, folder.volume, folder.attempt)))
 
 
-Focus = Literal["any", "prune", "pointer", "hand over"]
+Focus = Literal["any", "faults", "prune", "pointer", "hand over"]
 
 
 def drawn(seed: int, focus: Focus | None = None) -> Plan:
     """The plan of a seed: of most any kind, of some with a `focus` on what is rare otherwise."""
     draw = _Draw(seed)
-    return {"any": draw.any, "prune": draw.prune, "pointer": draw.pointer, "hand over": draw.hand_over}[
-        focus or draw.random.choice(("any", "any", "any", "any", "prune", "prune", "pointer", "hand over"))
+    draws: dict[Focus, Callable[[], Plan]] = {
+        "any": draw.any,
+        "faults": draw.faulty,
+        "prune": draw.prune,
+        "pointer": draw.pointer,
+        "hand over": draw.hand_over,
+    }
+    return draws[
+        focus or draw.random.choice((*["any"] * 8, "faults", "faults", *["prune"] * 4, "pointer", "hand over"))
     ]()
 
 
@@ -194,8 +214,20 @@ class _Draw:
             self._plan(),
             weak=weak,
             away=((last + 1.0, last + random.choice((3.0, 40.0))),) if random.random() < 0.1 else (),
-            stuck=(("latest.json", random.choice((0.0, 1.0))),) if random.random() < 0.07 else (),
+            stuck=(("latest.json", random.choice((0.0, 1.0)), math.inf),) if random.random() < 0.07 else (),
         )
+
+    def faulty(self) -> Plan:
+        """One execution that writes over its saves, and a store that does everything wrong."""
+        random = self.random
+        folder = Folder(1, "a1")
+        kinds = [random.choice(("save", "over", "spoil", "again", "twice")) for _ in range(3)]
+        steps = [step for kind in kinds for step in self._steps(random.choice(NAMES[:2]), kind)]
+        self.processes.append(Trainer("trainer", folder, 0.0, tuple(steps)))
+        self.processes.append(Watch("watch", folder, 0.0, lives=3, drain=30.0))
+        plan = self._plan()
+        rates = replace(plan.rates, faults=0.15, switches=random.choice((0.3, 0.8)))
+        return replace(plan, rates=rates, verifies=random.random() < 0.5, hints=True)
 
     def prune(self) -> Plan:
         """Three executions and two prunes; processes rest for long where much hangs on it."""
@@ -216,7 +248,7 @@ class _Draw:
         """The pointer can be moved for a second and not again until a prune has run."""
         self._three(3.0)
         self.processes.append(Prune("prune", self.random.uniform(6.0, 9.0), 3))
-        return replace(self._plan(), stuck=(("latest.json", 1.0),))
+        return replace(self._plan(), stuck=(("latest.json", 1.0, math.inf),))
 
     def hand_over(self) -> Plan:
         """One-shots beside a watch that has the folder and is slow."""
@@ -292,6 +324,7 @@ class _Draw:
             "again": [Step("save", name, tag), *pause, Step("say", name)],
             "rotate": [Step("save", name, tag), *pause, Step("delete", name)],
             "publish": [Step("begin", name, tag), Step("publish", name)],
+            "spoil": [Step("save", name, tag), *pause, Step("begin", name, other)],
             "anew": [Step("save", name, tag), *pause, Step("begin", name, other), Step("publish", name)],
         }[kind]
 

@@ -191,9 +191,9 @@ class Scheduler:
         self.actors.append(actor)
         return actor
 
-    def land_later(self, name: str, land: Callable[[], None]) -> None:
-        """A write that is on its way: it arrives when it is chosen."""
-        self.actors.append(Actor(name, land=land))
+    def land_later(self, name: str, land: Callable[[], None], at: float | None) -> None:
+        """A write that is on its way: it arrives when it is chosen, and `at` this time if one is given."""
+        self.actors.append(Actor(name, land=land, until=at))
 
     def say(self, who: str, what: str) -> None:
         self.trace.append(f"{self.now:8.3f}  {who:<12} {what}")

@@ -87,8 +87,8 @@ def in_words(result: Result) -> str:
         *(["the store ignores conditions"] if plan.weak else []),
         *([] if plan.verifies else ["the store verifies no checksum"]),
         *([] if plan.locks else ["a folder's lock does not hold"]),
-        *([f"no answer from {a:g} to {b:g} s" for a, b in plan.away]),
-        *([f"nobody can write {key} from {since:g} s on" for key, since in plan.stuck]),
+        *(f"no answer from {since:g} to {until:g} s" for since, until in plan.away),
+        *(f"nobody can write {key} from {since:g} to {until:g} s" for key, since, until in plan.stuck),
         *(f"{stall}" for stall in plan.stalls),
         *(["writes on their way arrive last"] if plan.land_last else []),
     ]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tests.simulation.plans import Stall
+from tests.simulation.plans import Meets, Stall
 from tests.simulation.scheduler import Actor, Crash, Scheduler
 
 from dispatch_agent.errors import StoreDenied, StoreUnavailable
@@ -57,8 +57,8 @@ class Bucket:
     verifies: bool = True
     conditions: bool = True
     away: Sequence[tuple[float, float]] = ()
-    stuck: Sequence[tuple[str, float]] = ()
-    stalls: list[Stall] = field(default_factory=list)
+    stuck: Sequence[tuple[str, float, float]] = ()
+    stalls: list[Stall | Meets] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
 
     def put(self, actor: Actor, key: str, data: bytes) -> None:
@@ -158,10 +158,12 @@ class Handle:
     def _say(self, method: str, key: str, answer: str = "") -> None:
         self.bucket.scheduler.say(self.actor.name, f"{method} {key}" + (f" -> {answer}" if answer else ""))
 
-    def _point(self, faults: Sequence[str] = (), weight: int = 1) -> str:
+    def _point(self, faults: Sequence[str] = (), weight: int = 1, planned: Meets | None = None) -> str:
         if self.actor.dead:
             raise Crash
         fault = self.bucket.scheduler.point(self.actor, faults, weight)
+        if planned is not None:
+            fault = planned.fault
         if fault == "crash before":
             raise self._crash()
         return fault
@@ -174,7 +176,7 @@ class Handle:
     def _answers(self, method: str, key: str, fault: str) -> None:
         now = self.bucket.scheduler.now
         writes = method in ("create", "replace", "put")
-        stuck = writes and any(key == where and now >= since for where, since in self.bucket.stuck)
+        stuck = writes and any(key == where and since <= now < until for where, since, until in self.bucket.stuck)
         if fault == "before" or stuck or any(start <= now < end for start, end in self.bucket.away):
             self._say(method, key, "no answer, not done")
             msg = f"the store does not answer {method} {key}"
@@ -193,12 +195,12 @@ class Handle:
             faults = (*faults, "forgets")
         if self.actor.dead:
             raise Crash
-        self._stall(key)
+        planned = self._planned(key)
         self.bucket.guard.sends(self.actor, method, key, data)
-        fault = self._point(faults, WEIGHT if method in ("create", "replace", "put") else 1)
+        fault = self._point(faults, WEIGHT if method in ("create", "replace", "put") else 1, planned)
         self._answers(method, key, fault)
         if fault in ("late", "crash late", "echo"):
-            self._send_later(method, key, do, fault)
+            self._send_later(method, key, do, fault, planned)
         elif fault == "refused":
             self._say(method, key, "refused without a reason")
             raise ConditionFailed(key)
@@ -223,19 +225,23 @@ class Handle:
         if fault == "twice":
             raise ConditionFailed(key)
 
-    def _stall(self, key: str) -> None:
-        for stall in self.bucket.stalls:
-            if stall.name == self.actor.name and key.startswith(stall.key):
-                self.bucket.stalls.remove(stall)
+    def _planned(self, key: str) -> Meets | None:
+        """Stand still where it is planned; the planned fault."""
+        for planned in list(self.bucket.stalls):
+            if planned.name == self.actor.name and key.startswith(planned.key):
+                self.bucket.stalls.remove(planned)
+                if isinstance(planned, Meets):
+                    return planned
                 scheduler = self.bucket.scheduler
-                self._say("stands still before", key, f"until {stall.until:g} s")
-                scheduler.wait(self.actor, threading.Event(), stall.until - scheduler.now)
-                return
+                self._say("stands still before", key, f"until {planned.until:g} s")
+                scheduler.wait(self.actor, threading.Event(), planned.until - scheduler.now)
+        return None
 
-    def _send_later(self, method: str, key: str, do: Callable[[], None], fault: str) -> None:
+    def _send_later(self, method: str, key: str, do: Callable[[], None], fault: str, planned: Meets | None) -> None:
         """Have a write, or a copy of it (`echo`), on its way. Raises StoreUnavailable, Crash."""
         late = f"write {self.actor.points} of {self.actor.name}"
-        self.bucket.scheduler.land_later(late, lambda: self._land(late, method, key, do))
+        at = planned.lands if planned else None
+        self.bucket.scheduler.land_later(late, lambda: self._land(late, method, key, do), at)
         self._say(method, key, f"{'a copy is' if fault == 'echo' else 'no answer,'} still on its way ({late})")
         if fault == "late":
             msg = f"no answer to {method} {key}"

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -62,7 +62,16 @@ class Result:
     violation: Violation | None
     trace: tuple[str, ...]
     decisions: Decisions
-    commits: int
+    published: tuple[str, ...]
+    """Every commit in its order, as `<execution>.<term>.<ordinal> <save>`."""
+
+    @property
+    def commits(self) -> int:
+        return len(self.published)
+
+    def happened(self, what: str) -> bool:
+        """Whether there was such a step."""
+        return any(what in line for line in self.trace)
 
 
 def files_of(name: str, tag: str) -> Content:
@@ -145,7 +154,7 @@ class World:
         if until > self.scheduler.now:
             self.scheduler.wait(actor, threading.Event(), until - self.scheduler.now)
 
-    def starter(self, actor: Actor, execution: Execution) -> Starter:
+    def starter(self, actor: Actor, execution: Execution, rank: int = 0) -> Starter:
         clock = self.clock(actor)
         return _Checked(
             store=Handle(self.bucket, actor),
@@ -153,7 +162,7 @@ class World:
             folder=execution.folder,
             settings=PublishSettings(workers=1),
             rule=RULE,
-            rank=0,
+            rank=rank,
             clock=clock,
             log=self.log(clock),
             progress=lambda _save, _size: lambda _n: None,
@@ -223,7 +232,7 @@ class World:
                     stop.ask()
                 stops.append(stop)
                 self.stops.setdefault(plan.folder, []).append(stop)
-                starter = self.starter(actor, execution)
+                starter = self.starter(actor, execution, plan.rank)
                 try:
                     error = self._life(actor, starter, stop)
                     self._ended(actor, execution, error, begun)
@@ -551,7 +560,7 @@ class _Quiet(Handle):
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(bucket, Actor("look"))
 
-    def _point(self, _faults: Sequence[str] = (), _weight: int = 1) -> str:
+    def _point(self, *_: object) -> str:
         return ""
 
     def _say(self, *_: str) -> None:
@@ -587,4 +596,8 @@ def run(plan: Plan, decisions: Decisions | None = None) -> Result:
     finally:
         shutil.rmtree(top)
     trace = tuple(line.replace(str(top), "") for line in world.scheduler.trace)
-    return Result(plan, violation, trace, dict(source.decisions), len(world.invariants.commits))
+    published = tuple(
+        f"{order.epoch % 1_000_000}.{order.term}.{order.ordinal} {record.save}"
+        for order, record in sorted(world.invariants.commits.items())
+    )
+    return Result(plan, violation, trace, dict(source.decisions), published)
