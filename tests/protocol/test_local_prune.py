@@ -6,12 +6,15 @@ work in the folder sees all of a save or nothing of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,17 +50,18 @@ ANY = "settle:0.001"
 SAVES: dict[str, Files | bytes] = {"step-1": small("1"), "step-2": small("2"), "best.ckpt": b"best"}
 
 
-def aged(path: Path) -> Path:
-    """Written an hour ago: the trainer is done with it."""
+def aged(path: Path, later: int = 0) -> Path:
+    """Written an hour ago, `later` seconds after what was written first: the trainer is done with it."""
+    when = (HOUR_AGO + later * 10**9,) * 2
     for top, folders, files in os.walk(path):
         for name in (*folders, *files):
-            os.utime(Path(top, name), ns=(HOUR_AGO, HOUR_AGO), follow_symlinks=False)
-    os.utime(path, ns=(HOUR_AGO, HOUR_AGO))
+            os.utime(Path(top, name), ns=when, follow_symlinks=False)
+    os.utime(path, ns=when)
     return path
 
 
-def save(execution: Execution, name: str, files: Files | bytes) -> Path:
-    path = aged(execution.write(name, files))
+def save(execution: Execution, name: str, files: Files | bytes, later: int = 0) -> Path:
+    path = aged(execution.write(name, files), later)
     mark_complete(path)
     return path
 
@@ -240,6 +244,11 @@ def _unpublished(world: World) -> None:
     save(world.old, "step-1", small("another"))
 
 
+def _marked_again(world: World) -> None:
+    """Another content of the same size, at the same time as far as the filesystem can tell."""
+    save(world.old, "step-1", small("9"))
+
+
 def _new_and_unpublished(world: World) -> None:
     shutil.rmtree(world.old.folder / "step-1")
     world.old.write("step-1", small(8))
@@ -292,6 +301,7 @@ STAYS: dict[str, tuple[Callable[[World], None], str]] = {
     "half deleted": (_half_deleted, "not what was complete last"),
     "being written": (_touched, "changed within the last 60 seconds"),
     "complete, not published": (_unpublished, "not what was complete last"),
+    "marked once more": (_marked_again, "said to be complete once more"),
     "written anew": (_new_and_unpublished, "not what was complete last"),
     "pruned at the store": (_pruned_at_the_store, "pruned: this is the last one"),
     "a file missing at the store": (_file_gone_at_the_store, "should have"),
@@ -542,6 +552,64 @@ def test_i9_a_publisher_at_work_sees_all_of_a_save_or_nothing(place: Path) -> No
     assert facts(world.store) == before
     assert bench.lines == []
     assert world.there == set()
+
+
+def test_i9_a_trainer_that_lives_on_beside_it_loses_nothing(place: Path) -> None:
+    """The old trainer goes on saving, over what stands there, and rotating, and no lock keeps anybody out: each save
+    that it did not take back itself is in its place or published, and whole."""
+    chance = random.Random(7)  # noqa: S311 (repeatable, not secret)
+    world = World(place)
+    save(world.old, "step-0", small("step-0 at first"))
+    world.publish(world.old)
+    world.store.put(keys.attempt_claim_key(world.new.epoch), b"a2")
+    written: dict[str, str] = {}
+    ended = threading.Event()
+    failed: list[str] = []
+
+    def trainer() -> None:
+        for number in range(150):
+            name = f"step-{chance.randrange(6)}"
+            written.pop(name, None)
+            with contextlib.suppress(OSError, AgentError):  # it left the volume while it was written
+                if chance.random() < 0.2:
+                    shutil.rmtree(world.old.folder / name)
+                    continue
+                save(world.old, name, small(f"{name} at {number}"), later=number)
+                written[name] = f"{name} at {number}"
+
+    def publisher() -> None:
+        Bench(world.store, SystemClock()).publisher(world.old).run()
+
+    def until_it_ended(work: Callable[[], Any]) -> None:
+        try:
+            while not ended.is_set():
+                work()
+        except BaseException:  # noqa: BLE001 (told to the test)
+            failed.append(traceback.format_exc())
+
+    others = [threading.Thread(target=until_it_ended, args=[work]) for work in (publisher, publisher, world.prune)]
+    for thread in others:
+        thread.start()
+    try:
+        trainer()
+    finally:
+        ended.set()
+        for thread in others:
+            thread.join()
+    assert failed == []
+    world.prune()  # what a look kept from its place is put back
+    assert Bench(world.store, SystemClock()).run(world.old) is None
+    check_invariants(world.store)
+    published = set()
+    for record in commits(world.store):
+        read = {key.rpartition("/")[2]: world.store.read(key).data for key in _keys(world, record)}
+        published.add(read["state.json"].decode())
+        assert read["weights.dat"] == small(read["state.json"].decode())["weights.dat"], "two contents in one save"
+    assert set(written.values()) <= published
+
+
+def _keys(world: World, record: records.CommitRecord) -> list[str]:
+    return [item.key for item in world.store.list(record.parts[0].prefix)]
 
 
 def in_a_process(do: Callable[[], None], kill_at: int) -> tuple[bool, int]:

@@ -69,7 +69,11 @@ def remove(folder: Path, home: Path, save: Snapshot) -> None:
     leaving = LEAVING + (b"exec." if home == folder else b"resume.") + token + b"." + save.name
     gone = GONE + token
     with _opened(records.own(folder)) as own, _opened(home) as standing:
-        os.rename(save.name, leaving, src_dir_fd=standing, dst_dir_fd=own)
+        try:
+            os.rename(save.name, leaving, src_dir_fd=standing, dst_dir_fd=own)
+        except FileNotFoundError as error:
+            msg = "it is gone already"
+            raise Stays(msg, passing=True) from error
         _sync(own)
         _sync(standing)
         if changed := _changed(save, records.own(folder), leaving):

@@ -26,7 +26,7 @@ from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint.folder import Execution, Place
 from dispatch_agent.checkpoint.leaving import Stays
 from dispatch_agent.checkpoint.manifest import Manifest
-from dispatch_agent.checkpoint.save import Signal, Snapshot
+from dispatch_agent.checkpoint.save import Marker, Signal, Snapshot
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import AgentError, IntegrityError, NewerFormat, SaveError, SettingsError
 from dispatch_agent.logs import Log
@@ -295,7 +295,7 @@ def _published(volume: Volume, folder: Path, execution: Execution, left: list[Le
     found = []
     for save in survey.saves:
         try:
-            place, mine = _place_of(save, places, finished, commits)
+            place, mine = _place_of(save, survey.markers.get(save.name), places, finished, commits)
             record = _record_of(volume.store, mine, execution, commits)
             _check_equal(volume, folder, save, record)
             found.append((place.number, Copy(folder, folder, save, record)))
@@ -316,7 +316,7 @@ def _commits(store: Store, epoch: int) -> dict[int, list[tuple[Order, bool]]]:
 
 
 def _place_of(
-    save: Snapshot, places: list[Place], finished: set[int], commits: Mapping[int, object]
+    save: Snapshot, marker: Marker | None, places: list[Place], finished: set[int], commits: Mapping[int, object]
 ) -> tuple[Place, Place]:
     """The place of the save as it stands, and the one whose commit holds its content: an earlier one of its name if
     it came back to what was published last."""
@@ -328,6 +328,10 @@ def _place_of(
     if newest.fingerprint != bookkeeping.fingerprint(save):
         msg = "it is not what was complete last under that name"
         raise Stays(msg)
+    if marker and newest.signal.sequence is not None and marker.sequence > newest.signal.sequence:
+        # Where times are coarse, the same size and time may be another content.
+        msg = "it was said to be complete once more, and that is not published"
+        raise Stays(msg, passing=True)
     if newest.number in commits:
         return newest, newest
     committed = [place for place in named if place.number in commits]
