@@ -440,9 +440,11 @@ def test_i7_a_third_execution_adopts_nothing_once_the_second_has_committed(place
     store = MemoryStore()
     first, second = owned(Execution(place, 1)), Execution(place, 2)
     first.save("step-9", small("first"))
-    first.write("half", small("half"))
+    assert Bench(MemoryStore()).run(first) is None  # it has its place, and is published elsewhere
     second.save("step-3", small("second"))
     assert Bench(store).run(second) is None
+    assert said(Recovery(store, place, by=3).run()["a1"]) == {"step-9": "left"}
+    first.write("half", small("half"))
     before = everything_in(store)
     held = tree(first.folder)
     results = Recovery(store, place, by=3).run()
@@ -494,30 +496,35 @@ def test_fenced_folders_are_looked_through_last_and_only_where_something_changed
 ) -> None:
     """There may be many, and large ones: they keep no execution from starting."""
     store = MemoryStore()
-    untouched, changed, second = Execution(place, 1), Execution(place, 2), Execution(place, 3)
-    for execution in (untouched, changed, second):
+    untouched, marked, changed, second = (Execution(place, number) for number in (1, 2, 3, 4))
+    for execution in (untouched, marked, changed, second):
         execution.save("last", small(execution.number))
+        execution.save("best", b"best")
         assert Bench(store).run(execution) is None
-    changed.save("last", small("written over"))
+    marked.save("last", small("written over"))
+    changed.write("best", b"changed and not marked again")
     second.save("last", small("later"))
     looked: list[str] = []
 
     class Slow(Placer):
         def view(self) -> View:
             looked.append(self.folder.name)
-            if self.folder == changed.folder:
+            if self.folder == marked.folder:
                 raise TimeIsUp
             return super().view()
 
-    assert said(Recovery(store, place).run()["a2"]) == {"last": "left"}
+    results = Recovery(store, place).run()
+    assert said(results["a2"]) == {"last": "left"}
+    assert said(results["a3"]) == {"best": "abandoned"}
     monkeypatch.setattr("dispatch_agent.publish.recover.Placer", Slow)
     second.save("last", small("later still"))
     results = Recovery(store, place).run()
-    assert looked == ["a3", "a2"]
+    assert looked == ["a4", "a2"]
     assert {name: (result.state, said(result)) for name, result in results.items()} == {
         "a1": ("fenced", {}),
         "a2": ("fenced", {}),
-        "a3": ("recovered", {"last": "published"}),
+        "a3": ("fenced", {}),
+        "a4": ("recovered", {"last": "published"}),
     }
     assert verdict(results.values()) is None
 
@@ -703,6 +710,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "an epoch that is no number": _record(epoch="1e6"),
     "an epoch of ten thousand digits": _record(epoch="1" * 10_000),
     "an epoch out of range": _record(epoch="18000001000001000000"),
+    "an epoch of no submission": _record(epoch="5"),
     "an attempt that leaves the folder": _record(attempt="../a1"),
     "a folder id that leaves its key": _record(folder_id="../../commits"),
     "a copy of another": _record(attempt="a2"),
@@ -815,6 +823,7 @@ def test_the_store_is_probed_once_for_all_folders_and_never_for_nothing(
     recover(replace(recovery.starter(), _found=None), 0.0)
     assert len(commits(store)) == 3
     assert len(probes) == 1
+    assert sum("left incomplete save=half" in line for line in recovery.lines) == 3, "each folder's is said"
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -837,6 +846,7 @@ def test_40_when_time_runs_out_with_something_complete_left(place: Path) -> None
     results = Recovery(faulty(store, hook), place, clock=clock).run()
     assert said(results["a1"]) == {"step-1": "published", "step-2": "left"}
     assert said(results["a2"]) == {"step-1": "left", "step-2": "left"}
+    assert {type(result.error) for result in results.values()} == {DrainTimeout}
     assert isinstance(verdict(results.values()), DrainTimeout)
     assert [record.save for record in commits(store)] == ["step-1"]
     assert verdict(Recovery(store, place).run().values()) is None

@@ -82,7 +82,7 @@ class Recovered:
 
     `recovered`: everything complete in it is published. `fenced`: a newer execution has published, so nothing more of
     it is. `left`: something complete is not published. `refused` and `unknown`: not looked into, for `reason`.
-    `standing` counts the saves whose newest content was published before. `error` is what a command ends with for it.
+    `standing` counts the saves whose newest content was published before. `error` is what ended the work on it early.
     """
 
     name: str
@@ -385,8 +385,6 @@ def _publish(old: _Old, starter: Starter, wait_owner: float) -> tuple[Recovered,
         error = tally.verdict(asked=True)
     elif not in_time:
         error = _out_of_time(result)
-    elif not isinstance(error, (StoreError, EpochCollision)):
-        error = None  # no command that is run again would mend it
     result = replace(result, state=state, reason="" if state == "recovered" else why, error=error)
     # A newer execution's commit would fence what is left of this one.
     return result, in_time and not isinstance(error, StoreError)
