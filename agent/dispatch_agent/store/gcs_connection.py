@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 
 import aiohttp
 from gcsfs.core import GCSFileSystem  # not from the package, whose class asks each bucket for its kind over gRPC
-from gcsfs.retry import HttpError, NonRetryableError
 from google.auth.exceptions import GoogleAuthError, TransportError
 from yarl import URL
 
@@ -104,12 +103,22 @@ class Connection:
     async def _send(self, method: str, url: URL, headers: Mapping[str, str], data: bytes | None) -> Reply:
         session = await self._filesystem._set_session()
         # Off the loop, because a token that has expired is asked for anew in there, and waited for.
-        signed = await asyncio.get_running_loop().run_in_executor(None, self._filesystem._get_headers, headers)
+        signing = asyncio.get_running_loop().run_in_executor(None, self._filesystem._get_headers, headers)
+        try:
+            signed = await signing
+        except TransportError:
+            raise
+        except Exception as error:  # gcsfs gives it one of many types
+            raise _NoToken(str(error)) from error
         sending = session.request(
             method, url, headers=signed, data=data, timeout=TIMEOUT, allow_redirects=False, raise_for_status=False
         )
         async with sending as response:
             return Reply(response.status, response.headers, await response.read())
+
+
+class _NoToken(Exception):
+    """The credentials give none."""
 
 
 class _Refused(Exception):
@@ -139,7 +148,7 @@ def _explained(where: str, key: str) -> Iterator[None]:
     except TransportError as error:
         msg = f"{where}: {error}: look at the network if this stays"
         raise StoreUnavailable(msg) from error
-    except (GoogleAuthError, HttpError, NonRetryableError) as error:
+    except _NoToken as error:
         msg = f"{where}: {error}: {CREDENTIALS}"
         raise StoreDenied(msg) from error
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:

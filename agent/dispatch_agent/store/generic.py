@@ -23,9 +23,9 @@ from dispatch_agent.support import Support
 
 PIECE = 1 << 20
 LIMITS = Limits(key_bytes=1024, component_bytes=255)
-# What these store is visible while it is written, so it gets its name only when it is whole.
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 SFTP = {"sftp", "ssh"}
+# What these store is visible while it is written, so it gets its name only when it is whole.
 RENAMES = SFTP | {"ftp", "smb", "dir", "local"}
 
 
