@@ -96,3 +96,33 @@ def test_i4_a_pointer_that_vanishes_between_a_look_and_the_write_is_an_alarm(pla
     assert bench.run(second) is None
     assert pointer.read(store) is None
     assert "has vanished" in "".join(bench.lines)
+
+
+@pytest.mark.parametrize("lost", [0, 5], ids=["seen in a look", "seen, and no answer to the last write"])
+def test_i4_a_publisher_that_was_alarmed_stays_so(lost: int, place: Path) -> None:
+    """Whichever try of its first commit saw the pointer, its second commit makes none."""
+    store = MemoryStore()
+    first, second = Execution(place, 1), Execution(place, 2)
+    first.save("step-1", small(1))
+    assert Bench(store).run(first) is None
+    replaces: list[Call] = []
+
+    def hook(call: Call, do: Do) -> Any:
+        if call.method == "replace":
+            replaces.append(call)
+            if len(replaces) <= lost:
+                msg = "not now (by the test)"
+                raise StoreUnavailable(msg)
+            store.delete("latest.json")
+            if lost:
+                msg = "not now (by the test)"
+                raise StoreUnavailable(msg)
+        return do()
+
+    bench = Bench(faulty(store, hook))
+    publisher = bench.publisher(second)
+    for step in (2, 3):
+        second.save(f"step-{step}", small(step))
+        publisher.run()
+    assert pointer.read(store) is None
+    assert "has vanished" in "".join(bench.lines)

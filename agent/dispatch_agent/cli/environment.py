@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import SettingsError
@@ -14,6 +15,21 @@ from dispatch_agent.store.base import Store
 from dispatch_agent.store.opening import open_store
 
 CLOCK = SystemClock()
+
+SECRETS = frozenset(
+    [
+        "account_key",
+        "connection_string",
+        "passphrase",
+        "passwd",
+        "password",
+        "sas_token",
+        "secret",
+        "secret_access_key",
+        "token",
+    ]
+)
+"""Names under which fsspec's filesystems take secrets."""
 
 
 def known_variables() -> set[str]:
@@ -26,11 +42,28 @@ def known_variables() -> set[str]:
 
 def open_destination(given: dict[str, Any]) -> Store:
     """The store that `--dest` and its kin name. Raises SettingsError."""
+    url = destination(given.get("dest"), os.environ)
     storage: dict[str, object] = {}
     for pair in given.get("storage_options") or ():
         key, mark, value = pair.partition("=")
         if not mark or not key:
-            msg = f"--storage-option {pair!r}: give KEY=VALUE"
+            msg = f"--storage-option: {'the key' if mark else 'the ='} is missing; give KEY=VALUE"
+            raise SettingsError(msg)
+        if _is_secret(key, url) and _typed("storage_options"):
+            msg = (
+                f"--storage-option {key}=…: a secret on the command line is seen by everybody on the node; give it by "
+                f"the store's own variables or files, or in PUBLISH_STORAGE_OPTION"
+            )
             raise SettingsError(msg)
         storage[key] = value
-    return open_store(destination(given.get("dest"), os.environ), storage or None)
+    return open_store(url, storage or None)
+
+
+def _is_secret(key: str, url: str) -> bool:
+    # To gcsfs a token is a file's path, or a word that says where to look.
+    return key in SECRETS and not (key == "token" and url.startswith(("gs:", "gcs:")))
+
+
+def _typed(parameter: str) -> bool:
+    """Whether a parameter was given on the command line, and not by its variable."""
+    return click.get_current_context().get_parameter_source(parameter) is ParameterSource.COMMANDLINE

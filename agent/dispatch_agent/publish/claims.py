@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreUnavailable
+from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreTooWeak, StoreUnavailable
 from dispatch_agent.publish import keys, records
 from dispatch_agent.publish.listing import sealed
 from dispatch_agent.publish.once import Patience, Taken, write_once
@@ -130,7 +130,7 @@ def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, w
         term = max(terms, default=0) + 1
         if weak:
             store.put(keys.weak_folder_claim_key(epoch, rank, term, folder), data)
-            _check_alone(store, _terms(store, epoch, rank)[term])
+            _check_alone(store, _terms(store, epoch, rank).get(term, []))
             return term
         try:
             write_once(store, keys.folder_claim_key(epoch, rank, term), data, patience)
@@ -142,6 +142,9 @@ def _claim_term(store: Store, epoch: int, rank: int, folder: str, data: bytes, w
 def _check_alone(store: Store, claims: list[str]) -> None:
     """Only a store that cannot refuse holds two claims of one term. Neither folder can know whether the other goes on:
     both are refused, at every start, until somebody decides."""
+    if not claims:
+        msg = f"{store.url} does not list the claim that was just written: two publishers could overlook each other"
+        raise StoreTooWeak(msg)
     if len(claims) > 1:
         msg = (
             f"{len(claims)} folders have claimed one term at {store.url}, which cannot refuse a lost race: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch_agent.errors import IntegrityError, OutcomeUnknown, StoreError
+from dispatch_agent.errors import IntegrityError, StoreError
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import pointer
 from dispatch_agent.publish.publication import Session
@@ -30,9 +30,11 @@ class Follower:
         try:
             named = pointer.advance(self.session.store, record, known=self._seen, patience=self.session.patience)
         except IntegrityError as error:
+            self._seen = True  # it vanished or is damaged: to be an alarm until the next start
             self.log.once("error", str(error), "pointer", error=str(error))
             return
-        except (OutcomeUnknown, StoreError) as error:
+        except (pointer.NotMoved, StoreError) as error:
+            self._seen = self._seen or (isinstance(error, pointer.NotMoved) and error.seen)
             self._behind = record
             self.log.once("warning", record.key, "pointer", error=str(error))
             return

@@ -16,12 +16,20 @@ from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Lat
 LINK = "latest"
 
 
+class NotMoved(OutcomeUnknown):
+    """Whether the pointer names the commit is not known. `seen`: it was there at some try."""
+
+    def __init__(self, message: str, *, seen: bool) -> None:
+        super().__init__(message)
+        self.seen = seen
+
+
 def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patience) -> Order:
     """Have the pointer name `record` or a greater commit; which one it names. `record` must be confirmed to exist.
 
     `known` says that this publisher has seen the pointer, as does a try of this call: then its absence raises
     IntegrityError instead of making a new one, for whatever deleted it may have hidden a greater one. Raises
-    OutcomeUnknown, StoreError.
+    NotMoved, StoreError.
     """
     data = records.pointer_bytes(record)
     last: Exception | None = None
@@ -38,7 +46,7 @@ def advance(store: Store, record: CommitRecord, *, known: bool, patience: Patien
         f"whether {keys.POINTER} at {store.url} names {record.key} is unknown after {patience.tries} tries (last "
         f"answer: {last}); the commit itself stands, readers of commits/ are not affected"
     )
-    raise OutcomeUnknown(msg) from last
+    raise NotMoved(msg, seen=known) from last
 
 
 def read(store: Store) -> Pointer | None:
