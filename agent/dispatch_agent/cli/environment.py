@@ -16,19 +16,17 @@ from dispatch_agent.store.opening import open_store
 
 CLOCK = SystemClock()
 
-SECRETS = frozenset(
-    [
-        "account_key",
-        "connection_string",
-        "passphrase",
-        "passwd",
-        "password",
-        "sas_token",
-        "secret",
-        "secret_access_key",
-        "token",
-    ]
-)
+SECRETS = {
+    "account_key",
+    "connection_string",
+    "passphrase",
+    "passwd",
+    "password",
+    "sas_token",
+    "secret",
+    "secret_access_key",
+    "token",
+}
 """Names under which fsspec's filesystems take secrets."""
 
 

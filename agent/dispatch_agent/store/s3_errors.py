@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import aiohttp
 import botocore.exceptions as boto
 
-from dispatch_agent.errors import SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
+from dispatch_agent.errors import AgentError, SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, KeyMissing
 
 # Credentials that expired, or were replaced by others. Sent with 400 by some stores and 403 by others, so the code
@@ -97,33 +97,41 @@ def explained(what: str, url: str, key: str, *, conditional: bool = False) -> It
         raise meant from error
 
 
+# What kept a request from being answered: its meaning, and what to do. The first that fits.
+UNANSWERED: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[AgentError], str], ...] = (
+    (NO_CREDENTIALS, StoreDenied, "give credentials by environment, config file, role or storage options"),
+    (MISTAKEN, SettingsError, "correct the AWS settings or the destination"),
+    (
+        boto.SSLError,
+        StoreUnavailable,
+        "if a CA of your own signed its certificate, name that CA's file in AWS_CA_BUNDLE",
+    ),
+    (
+        (boto.BotoCoreError, aiohttp.ClientError, asyncio.TimeoutError, OSError),
+        StoreUnavailable,
+        "look at endpoint and network if this stays",
+    ),
+)
+
+
 def meaning(error: Exception, what: str, url: str, key: str, *, conditional: bool) -> Exception:
     """The exception of the seam for this one, or this one itself if it is no answer of a store."""
     said = answer(error)
     where = f"could not {what} {url}/{key}" if key else f"could not {what} {url}"
     if said.status or said.code:
         return _by_status(said, where, key, conditional=conditional)
-    if isinstance(error, NO_CREDENTIALS):
-        msg = f"{where}: {error}: give credentials by environment, config file, role or storage options"
-        return StoreDenied(msg)
-    if isinstance(error, MISTAKEN):
-        msg = f"{where}: {error}: correct the AWS settings or the destination"
-        return SettingsError(msg)
-    if isinstance(error, boto.SSLError):
-        msg = f"{where}: {error}: if a CA of your own signed its certificate, name that CA's file in AWS_CA_BUNDLE"
-        return StoreUnavailable(msg)
     unread = _unread_bundle(error)
     if unread:
         msg = f"{where}: the CA bundle cannot be read: {unread}: correct AWS_CA_BUNDLE, or ca_bundle in the AWS config"
         return SettingsError(msg)
-    if isinstance(error, (boto.BotoCoreError, aiohttp.ClientError, asyncio.TimeoutError, OSError)):
-        msg = f"{where}: {error or type(error).__name__}: look at endpoint and network if this stays"
-        return StoreUnavailable(msg)
+    for kinds, meant, advice in UNANSWERED:
+        if isinstance(error, kinds):
+            return meant(f"{where}: {error or type(error).__name__}: {advice}")
     return error
 
 
 def _unread_bundle(error: Exception) -> Exception | None:
-    """Why the file of the CAs could not be read, if that was it: it happens before anything is sent, and has no type."""
+    """Why the file of the CAs could not be read, if that was it: it happens before anything is sent and has no type."""
     cause = error.kwargs.get("error") if isinstance(error, boto.HTTPClientError) else None
     bad = isinstance(cause, ssl.SSLError) and cause.library in {"PEM", "X509"}
     missing = isinstance(cause, (FileNotFoundError, IsADirectoryError, PermissionError))
