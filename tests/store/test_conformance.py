@@ -73,6 +73,7 @@ class TestCreate:
         store.create("a", b"two")
         assert read(store, "a") == b"two"
 
+    @pytest.mark.needs("fair")
     def test_of_racing_writers_one_wins_and_its_bytes_stand(self, opener: Opener, kind: Kind, rounds: int) -> None:
         stores = [opener() for _ in range(kind.writers)]
         for turn in range(rounds):
@@ -117,6 +118,7 @@ class TestReplace:
             mine.replace("a", b"mine", version)
         assert read(mine, "a") == b"other"
 
+    @pytest.mark.needs("fair")
     def test_of_racing_writers_one_wins_and_its_bytes_stand(self, opener: Opener, kind: Kind, rounds: int) -> None:
         version = opener().create("a", b"start")
         stores = [opener() for _ in range(kind.writers)]

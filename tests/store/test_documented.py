@@ -12,7 +12,7 @@ POINTER = {"yes": "kept", "unknown": "advisory", "no": "none"}
 
 def row(kind: Kind) -> list[str]:
     damaged = "read back" if kind.checksum == "none" else f"refused by {kind.checksum}"
-    race = "only if accepted (else exit 12)" if kind.weak else "refused"
+    race = "only if accepted (else exit 12)" if kind.weak else "refused" if kind.fair else "mostly refused"
     return [kind.title, race, POINTER[kind.replace], damaged]
 
 
