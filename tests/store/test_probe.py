@@ -80,10 +80,13 @@ def test_the_command_shows_what_was_seen_and_what_follows(rclone_bucket: Bucket,
     }
     assert "seen: " in good
     assert good.splitlines()[-1] == "publishing here: latest.json is kept; every upload is read back"
-    refused = run("publish", "probe", rclone_bucket.url, environ={**os.environ, **rclone_bucket.environment})
+    environ = {**os.environ, **rclone_bucket.environment}
+    refused = run("publish", "probe", rclone_bucket.url, environ=environ)
     refused.fails(12, "cannot refuse a lost race", "a create over an existing object was not refused")
     assert table(refused.out)["conditional replace"] == ["no", "probed", "a replace of an old version was not refused"]
-    assert "there is no latest.json; the store refuses a damaged upload by its md5" in refused.out
+    assert "publishing here" not in refused.out
+    accepted = run("publish", "probe", rclone_bucket.url, "--accept-weak-store", environ=environ).passes().out
+    assert "publishing here: there is no latest.json; the store refuses a damaged upload by its md5" in accepted
 
 
 @SEAWEED

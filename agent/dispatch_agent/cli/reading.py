@@ -204,12 +204,13 @@ def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any)
         for sentence in found.saw:
             if sentence not in {support.reason for support in rows.values()}:
                 click.echo(f"seen: {sentence}")
-        click.echo(f"publishing here: {_follows(found)}")
     require(found, accept_weak=accept_weak_store)
+    if not as_json:
+        click.echo(f"publishing here: {_follows(found)}")
 
 
 def _follows(found: Capabilities) -> str:
-    """What a publisher makes of it, beside the refusal of a store that is too weak."""
+    """What a publisher makes of it."""
     pointer = {"yes": "latest.json is kept", "unknown": "latest.json is advisory", "no": "there is no latest.json"}
     damaged = "every upload is read back"
     if found.checksum != "none":
