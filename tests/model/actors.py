@@ -26,7 +26,7 @@ from dispatch_agent.checkpoint.folder import Execution
 from dispatch_agent.checkpoint.generations import Fingerprint, Place, fingerprint
 from dispatch_agent.checkpoint.names import decode_name
 from dispatch_agent.checkpoint.save import Entry, Marker, Signal, Snapshot, Survey
-from dispatch_agent.errors import AgentError, SourceChanged
+from dispatch_agent.errors import AgentError, NothingPublished, SourceChanged
 from dispatch_agent.identity import Identity
 from dispatch_agent.publish import commit, listing, pointer, prune, publication, publisher, upload, watcher
 from dispatch_agent.publish.once import Patience
@@ -51,25 +51,32 @@ class Folder:
 
     @property
     def id(self) -> str:
-        return f"{self.volume}-{self.attempt}"
+        return hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
 
     @property
     def local(self) -> str:
         """Where the model's objects hold it."""
         return f"{LOCAL}{self.path}"
 
+    @property
+    def turns(self) -> str:
+        """Where the model counts what its trainer has written."""
+        return f"{LOCAL}turns/{self.path}"
+
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A save of one file as it stands on a volume, marked complete as the `number`-th of its folder."""
+    """A save of one file as it stands on a volume, marked complete as the `number`-th of its folder. `mounted`: how
+    often the volume was mounted anew and given to another group."""
 
     name: str
     content: str
     number: int
+    mounted: int = 0
 
     def at(self, folder: Folder) -> tuple[str, bytes]:
         """Its key and value among the model's objects."""
-        data = json.dumps({"content": self.content, "number": self.number}).encode()
+        data = json.dumps({"content": self.content, "number": self.number, "mounted": self.mounted}).encode()
         return f"{folder.local}/{self.name}", data
 
 
@@ -138,42 +145,84 @@ class Saying:
     def once(self, _level: str, about: str, event: str, **_: object) -> None:
         current().say(event, about)
 
-    debug = warning = error = info
+    def error(self, event: str, trace: str | None = None, **fields: object) -> None:
+        if trace is not None:
+            raise Unexpected(trace)
+        self.info(event, **fields)
+
+    debug = warning = info
+
+
+class Unexpected(BaseException):
+    """Neither an answer nor a refusal of the product: a fault of its code or of the model. It ends the run."""
 
 
 def publishing(
-    folder: Folder, writer: int, start: int, *, rank: int = 0, weak: bool = False, tries: int = 2, age: int = 1
+    folder: Folder,
+    writer: int,
+    start: int,
+    *,
+    rank: int = 0,
+    weak: bool = False,
+    tries: int = 2,
+    age: int = 1,
+    turns: int = 0,
 ) -> Program:
-    """`publish watch --once` on a folder. `start` counts the starts of this writer: each draws another nonce, greater
-    than the last one if `age` is 1, less if it is -1."""
+    """`publish watch` on a folder until all that it will ever hold is published. `start` counts the starts of this
+    writer: each draws another nonce, greater than the last one if `age` is 1, less if it is -1. `turns`: how often a
+    trainer writes into the folder."""
 
     def program() -> str:
         clock, store = Still(), Asking()
         claimed = count()
+        looks = count()
+        open_: list[Publisher] = []
 
         def begin() -> Publisher:
-            session = open_session(
-                store,
-                Identity("job", folder.epoch, folder.attempt, "ready-made"),
-                folder.path,
-                rank=rank,
-                weak=weak,
-                in_place=False,
-                workers=1,
-                name=f"w{writer}",
-                nonce=nonce(writer, start, next(claimed), age),
-                clock=clock,
-                patience=Patience(clock, lambda: 0.5, tries=tries),
-            )
-            return Publisher(session, completion.parse_rule("marker"), Saying(), _unwatched, points=not weak)
+            if not open_:
+                session = open_session(
+                    store,
+                    Identity("job", folder.epoch, folder.attempt, "ready-made"),
+                    folder.path,
+                    rank=rank,
+                    weak=weak,
+                    in_place=False,
+                    workers=1,
+                    name=f"w{writer}",
+                    nonce=nonce(writer, start, next(claimed), age),
+                    clock=clock,
+                    patience=Patience(clock, lambda: 0.5, tries=tries),
+                )
+                rule = completion.parse_rule("marker")
+                open_.append(Publisher(session, rule, Saying(), _unwatched, points=not weak))
+            return open_[0]
 
-        tally = watcher.Tally()
-        try:
-            watcher.watch(begin, watcher.Stop(), tally, clock, Saying(), rescan=1.0, once=True, start_timeout=DAY)
-        except AgentError as error:
-            return type(error).__name__
-        verdict = tally.verdict(asked=False)
-        return type(verdict).__name__ if verdict else "done"
+        while True:
+            seen = len(current().ask(Request("list", folder.turns))) if turns else 0
+            tally = watcher.Tally()
+            try:
+                watcher.watch(begin, watcher.Stop(), tally, clock, Saying(), rescan=1.0, once=True, start_timeout=DAY)
+            except (AgentError, Unexpected) as error:
+                return type(error).__name__
+            verdict = tally.verdict(asked=False)
+            if isinstance(verdict, NothingPublished) and next(looks) < 3:
+                continue  # what it saw was written over, and another publisher was there first: it looks again
+            if verdict or seen == turns:
+                return type(verdict).__name__ if verdict else "done"
+            current().ask(Request("wait", folder.turns, version=str(seen)))
+
+    return program
+
+
+def training(folder: Folder, saves: Sequence[Save]) -> Program:
+    """A trainer that writes these saves, one after the other, and says of each that it is complete."""
+
+    def program() -> str:
+        for turn, save in enumerate(saves, 1):
+            key, data = save.at(folder)
+            current().ask(Request("put", key, data))
+            current().ask(Request("put", f"{folder.turns}/{turn}"))
+        return "done"
 
     return program
 
@@ -201,8 +250,9 @@ def nonce(writer: int, start: int, claimed: int, age: int) -> str:
 
 
 @contextmanager
-def shipped(mutations: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
-    """While this is open, shipped code asks the run under way. `mutations` (owner, name, value) break it on purpose."""
+def shipped(mutations: Sequence[tuple[Any, str, Any]] = (), *, steps: bool = True) -> Iterator[None]:
+    """While this is open, shipped code asks the run under way. `mutations` (owner, name, value) break it on purpose;
+    without `steps` every answer is remembered."""
     replaced: list[tuple[Any, str, Any]] = [
         # The disk.
         (bookkeeping, "ensure", _execution),
@@ -221,7 +271,7 @@ def shipped(mutations: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in replaced:
             stack.enter_context(mock.patch.object(owner, name, value))
-        for owner, name in _STEPS:
+        for owner, name in _STEPS if steps else ():
             stack.enter_context(mock.patch.object(owner, name, as_step(getattr(owner, name))))
         yield
 
@@ -315,7 +365,10 @@ def _survey(folder: Path) -> Survey:
 
 def _snapshot(name: bytes, value: dict[str, Any]) -> Snapshot:
     time = value["number"] * 10
-    return Snapshot(name, Entry(b"", "file", len(value["content"]), time, time, 1, 0o644), ())
+    again = value["mounted"]
+    return Snapshot(
+        name, Entry(b"", "file", len(value["content"]), time, time + again, again, 0o664 if again else 0o644), ()
+    )
 
 
 def _upload(store: Asking, folder: Path, snapshot: Snapshot, prefix: str, **_: object) -> dict[bytes, Uploaded]:

@@ -17,8 +17,8 @@ Explore = Callable[..., Explored]
 def explored() -> Explore:
     """Explore a scenario, with parts of the product replaced: (owner, name, value)."""
 
-    def run(scenario: Scenario, mutations: Sequence[Mutation] = ()) -> Explored:
-        with shipped(mutations):
+    def run(scenario: Scenario, mutations: Sequence[Mutation] = (), *, steps: bool = True) -> Explored:
+        with shipped(mutations, steps=steps):
             return explore(scenario)
 
     return run

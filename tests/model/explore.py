@@ -10,20 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tests.model import invariants
 from tests.model.invariants import View
 from tests.model.replay import Event, Machine, Program
-from tests.model.world import CONDITIONAL, REFUSED, UNAVAILABLE, Objects, Request, apply
+from tests.model.world import CONDITIONAL, REFUSED, UNAVAILABLE, Objects, Request, apply, below, is_ready
 
 from dispatch_agent.publish import keys
 
 FAULTS = frozenset({"late", "refused", "copy", "error", "crash", "again"})
+BLIND, LYING = frozenset({"blind"}), frozenset({"lying"})
 """late: no answer, and the request lands at any later time, or never. refused: the same, and the answer says that the
 condition does not hold, as if it were another's doing (a resend whose first copy landed; a 409). copy: answered, and a
 second copy lands at any later time. error: a read has no answer. crash: the actor starts anew; its request lands later,
-or never. again: one that is done starts once more."""
+or never. again: one that is done starts once more.
+
+What no store may do: blind: a listing lacks one key that stands. lying: data is said to be stored, and lands at any
+later time, or never."""
 
 
 Marks = frozenset[str]
@@ -55,6 +59,7 @@ class Actor:
     `alone` are the prefixes below which nobody else in this scenario reads or writes, `alone_reads` those below which
     nobody else writes. A request for what only one actor can see (a reading one: for what only it changes) commutes
     with every step of the others. It is therefore taken as soon as it is there, alone; its faults branch all the same.
+    `faultless`: nothing befalls it.
     """
 
     name: str
@@ -62,12 +67,13 @@ class Actor:
     judge: Judge
     alone: tuple[str, ...] = ()
     alone_reads: tuple[str, ...] = ()
+    faultless: bool = False
 
     def is_alone(self, request: Request) -> bool:
         """Whether nobody else can tell when this request is answered."""
         if _under(request.key, self.alone):
             # The judge asks what the others had published when a manifest was written: that is for it to see.
-            return not (request.op == "create" and request.key.startswith("data/"))
+            return not (request.writes and request.key.startswith("data/") and request.key.endswith(".json"))
         return not request.writes and _under(request.key, self.alone_reads)
 
 
@@ -102,19 +108,23 @@ class Violation:
         return "\n".join([self.what, *(f"{number:4}. {step}" for number, step in enumerate(self.steps, 1))])
 
 
+Outcome = tuple[frozenset[tuple[str, bytes]], tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How much there was, in states and steps; how many states in which all had ended; the first violation."""
+    """How much there was, in states and steps; how many states in which all had ended; the first violation; what the
+    destination held, and how each had ended, when all had."""
 
     states: int
     steps: int
     ends: int
     violation: Violation | None
+    outcomes: frozenset[Outcome] = frozenset()
 
 
 class State(NamedTuple):
-    """Numbers for what would be long: the objects, and per actor its node. `late`: (actor, request) on their way.
-    `before`: the objects before the last change, which a listing may still show."""
+    """Numbers for what would be long: the objects, and per actor its node. `late`: (actor, request) on their way."""
 
     objects: int
     nodes: tuple[int, ...]
@@ -123,7 +133,6 @@ class State(NamedTuple):
     late: tuple[tuple[int, int], ...]
     faults: int
     losses: int
-    before: int
 
 
 How = tuple[str, int, int]
@@ -144,6 +153,8 @@ _Edge = tuple[How, tuple[How, ...], State, str]
 _Move = tuple[int, int, Marks, tuple[How, ...], str]
 """After a step of one actor: its node, the objects, its marks, what followed by itself, and what is wrong."""
 
+_WITHOUT = "answered without "
+_T = TypeVar("_T")
 _NOTHING: Marks = frozenset()
 
 
@@ -162,7 +173,7 @@ class _Exploration:
     _objects: dict[frozenset[tuple[str, bytes]], int] = field(default_factory=dict)
     _request_numbers: dict[Request, int] = field(default_factory=dict)
     _starts: dict[tuple[int, int], int] = field(default_factory=dict)
-    _moves: dict[tuple[int, int, int, int, int, Marks, str, bool], _Move] = field(default_factory=dict)
+    _moves: dict[tuple[int, int, int, int, Marks, str, bool], _Move] = field(default_factory=dict)
     _changes: dict[tuple[int, int], str] = field(default_factory=dict)
     _applied: dict[tuple[int, int], int] = field(default_factory=dict)
     _alone: dict[tuple[int, int], bool] = field(default_factory=dict)
@@ -172,12 +183,15 @@ class _Exploration:
         states, came = [first], [_Came(0, ("", 0, 0), ())]
         seen = {first}
         steps = ends = number = 0
+        outcomes: set[Outcome] = set()
         while number < len(states):
             state = states[number]
             if self.scenario.always and (wrong := self.scenario.always(self.views[state.objects], state.marks)):
                 return Explored(len(states), steps, ends, Violation(wrong, self._words(came, number)))
             if not any(self.machine.nodes[node].request for node in state.nodes):
                 ends += 1
+                ended = tuple(self.machine.nodes[node].end for node in state.nodes)
+                outcomes.add((frozenset(self.views[state.objects].objects.items()), ended))
                 if wrong := self._wrong_at_the_end(state):
                     return Explored(len(states), steps, ends, Violation(wrong, self._words(came, number)))
             for how, forced, after, wrong in self._steps(state):
@@ -191,12 +205,12 @@ class _Exploration:
                     came.append(_Came(number, how, forced))
                     assert len(states) <= self.most, f"more than {self.most} states"
             number += 1
-        return Explored(len(states), steps, ends, None)
+        return Explored(len(states), steps, ends, None, frozenset(outcomes))
 
     def _first(self) -> State:
         objects = self._number(self.scenario.objects)
         count, faults = len(self.scenario.actors), self.scenario.faults
-        state = State(objects, (), (0,) * count, (_NOTHING,) * count, (), faults, self.scenario.losses, objects)
+        state = State(objects, (), (0,) * count, (_NOTHING,) * count, (), faults, self.scenario.losses)
         for actor in range(count):
             state = state._replace(nodes=(*state.nodes, self._begin(actor, 0)))
         return state
@@ -205,28 +219,30 @@ class _Exploration:
         """Every step from a state: of one actor alone if what it asks for concerns nobody else."""
         waiting = [(actor, self.machine.nodes[node].request) for actor, node in enumerate(state.nodes)]
         for actor, request in waiting:
-            if request is not None and self._is_alone(actor, state.nodes[actor]):
+            if request is not None and self._is_alone(actor, state.nodes[actor]) and self._is_ready(state, request):
                 yield from self._of_actor(state, actor, request)
                 return
         for actor, request in waiting:
             if request is not None:
-                yield from self._of_actor(state, actor, request)
-            elif state.faults and "again" in self.scenario.kinds:
+                if self._is_ready(state, request):
+                    yield from self._of_actor(state, actor, request)
+            elif state.faults and "again" in self.scenario.kinds and not self.scenario.actors[actor].faultless:
                 yield self._restart(state, ("again", actor, 0), state.objects, state.late)
         for late in dict.fromkeys(state.late):
             left = list(state.late)
             left.remove(late)
             objects = self._apply(state.objects, late[1])
-            after = self._changed(state, objects)._replace(late=tuple(left))
+            after = state._replace(objects=objects, late=tuple(left))
             yield ("lands", *late), (), after, self._change(state.objects, objects)
         if state.losses and keys.POINTER in self.views[state.objects].objects:
             without = {k: v for k, v in self.views[state.objects].objects.items() if k != keys.POINTER}
-            after = self._changed(state, self._number(without))._replace(losses=state.losses - 1)
+            after = state._replace(objects=self._number(without), losses=state.losses - 1)
             yield ("lost", 0, 0), (), after, ""
 
     def _of_actor(self, state: State, actor: int, request: Request) -> Iterator[_Edge]:
         number = self._request(request)
-        for how, late in self._ways(request, state.faults, state.before != state.objects):
+        faults = 0 if self.scenario.actors[actor].faultless else state.faults
+        for how, late in self._ways(request, faults, state.objects):
             on_its_way = tuple(sorted([*state.late, (actor, number)])) if late else state.late
             if how.startswith("crash"):
                 objects = self._apply(state.objects, number) if how == "crashed after" else state.objects
@@ -242,9 +258,11 @@ class _Exploration:
                 on_its_way,
                 faults,
                 state.losses,
-                self._shown_before(state, objects),
             )
             yield ("answered twice" if how == "answered" and late else how, actor, number), forced, after, wrong
+
+    def _is_ready(self, state: State, request: Request) -> bool:
+        return request.op != "wait" or is_ready(self.views[state.objects].objects, request)
 
     def _restart(self, state: State, how: How, objects: int, late: tuple[tuple[int, int], ...]) -> _Edge:
         """The actor has ended, or was killed, and the objects are these: it begins anew."""
@@ -260,11 +278,10 @@ class _Exploration:
             late,
             state.faults - 1,
             state.losses,
-            self._shown_before(state, after),
         )
         return how, forced, following, self._change(state.objects, objects) or wrong
 
-    def _ways(self, request: Request, faults: int, may_be_stale: bool) -> Iterator[tuple[str, bool]]:
+    def _ways(self, request: Request, faults: int, objects: int) -> Iterator[tuple[str, bool]]:
         """What may become of a request, and whether (a copy of) it is on its way afterwards."""
         yield "answered", False
         if not faults:
@@ -275,28 +292,28 @@ class _Exploration:
                 yield "crashed", False
                 yield "crashed after", False
         elif request.writes:
-            if "late" in kinds:
-                yield "unanswered", True
-            if "refused" in kinds and request.op in CONDITIONAL:
-                yield "refused", True
-            if "copy" in kinds:
-                yield "answered", True
-            if "crash" in kinds:
-                yield "crashed", True
+            befall = {
+                "late": ("unanswered", True),
+                "refused": ("refused", request.op in CONDITIONAL),
+                "copy": ("answered", True),
+                "crash": ("crashed", True),
+                "lying": ("believed", request.key.startswith(f"{keys.DATA}/") and request.op != "delete"),
+            }
+            yield from (way for kind, way in befall.items() if kind in kinds and way[1])
         else:
             if "error" in kinds:
                 yield "unanswered", False
-            if "stale" in kinds and request.op in {"list", "folders"} and may_be_stale:
-                yield "stale", False
+            if "blind" in kinds and request.op in {"list", "folders"}:
+                for key in below(self.views[objects].objects, request.key):
+                    yield f"{_WITHOUT}{key}", False
 
     def _move(self, state: State, actor: int, how: str, faults: int) -> _Move:
         """One step of an actor, and what follows by itself."""
         start, node, marks = state.starts[actor], state.nodes[actor], state.marks[actor]
-        shown = state.before if how == "stale" else state.objects
-        key = (actor, start, node, state.objects, shown, marks, how, faults > 0)
+        key = (actor, start, node, state.objects, marks, how, faults > 0)
         known = self._moves.get(key)
         if known is None:
-            once = self._moved(actor, start, node, state.objects, shown, marks, how)
+            once = self._moved(actor, start, node, state.objects, marks, how)
             known = once if once[4] else self._settle(actor, start, *once[:3], faults)
             self._moves[key] = known
         return known
@@ -314,20 +331,23 @@ class _Exploration:
         wrong = ""
         while not wrong:
             request = self.machine.nodes[node].request
-            if request is None or not self._is_alone(actor, node):
+            if request is None or request.op == "wait" or not self._is_alone(actor, node):
                 break
-            if len([*self._ways(request, faults, may_be_stale=True)]) > 1:
+            if faults and not (request.local and ("crash" not in self.scenario.kinds or not request.writes)):
                 break
             forced.append(("answered", actor, self._request(request)))
-            node, objects, marks, _, wrong = self._moved(actor, start, node, objects, objects, marks, "answered")
+            node, objects, marks, _, wrong = self._moved(actor, start, node, objects, marks, "answered")
         return node, objects, marks, tuple(forced), wrong
 
-    def _moved(self, actor: int, start: int, node: int, objects: int, shown: int, marks: Marks, how: str) -> _Move:
+    def _moved(self, actor: int, start: int, node: int, objects: int, marks: Marks, how: str) -> _Move:
         request = self.machine.nodes[node].request
         assert request is not None
         before = self.views[objects]
-        answer, made = apply(self.views[shown].objects, request, weak=self.scenario.weak)
-        if how in {"unanswered", "refused"}:
+        shown = {k: v for k, v in before.objects.items() if how != f"{_WITHOUT}{k}"}
+        answer, made = apply(shown, request, weak=self.scenario.weak)
+        if how == "believed":
+            made = before.objects
+        elif how in {"unanswered", "refused"}:
             answer, made = (UNAVAILABLE if how == "unanswered" else REFUSED), before.objects
         after = objects if not request.writes or made == before.objects else self._number(made)
         node, said = self.machine.after(node, answer)
@@ -336,15 +356,6 @@ class _Exploration:
         )
         wrong, marks = self.scenario.actors[actor].judge(step)
         return node, after, marks, (), wrong or self._change(objects, after)
-
-    def _changed(self, state: State, objects: int) -> State:
-        return state._replace(objects=objects, before=self._shown_before(state, objects))
-
-    def _shown_before(self, state: State, objects: int) -> int:
-        """What a listing may still show when the objects have become these."""
-        if "stale" not in self.scenario.kinds:
-            return objects
-        return state.before if objects == state.objects else state.objects
 
     def _wrong_at_the_end(self, state: State) -> str:
         nodes = [self.machine.nodes[node] for node in state.nodes]
@@ -400,15 +411,17 @@ class _Exploration:
         request = self.requests[number]
         if what == "answered" and request.local and not request.writes:
             return ""  # looking at one's own volume
+        if what.startswith(_WITHOUT):
+            return f"{who}: {request.op} {short(request.key)}, which does not show {short(what.removeprefix(_WITHOUT))}"
         return f"{who}: {_WORDS[what].format(f'{request.op} {short(request.key)}')}"
 
 
 _WORDS: Mapping[str, str] = {
     "answered": "{}",
     "answered twice": "{} (a copy of it is still on its way)",
+    "believed": "{}: said to be stored; it may land",
     "unanswered": "{}: no answer; a write may still land",
     "refused": "{}: told that the condition does not hold; it may still land",
-    "stale": "{}: shown what was before the last change",
     "crashed": "is killed at {}; what was sent may still land",
     "crashed after": "is killed just after {}",
     "lands": "what was sent lands: {}",
@@ -420,5 +433,5 @@ def short(key: str) -> str:
     return re.sub(r"(?<![0-9a-f])0{3,}(?=[0-9a-f])", "", key)
 
 
-def _with(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+def _with(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
     return (*values[:index], value, *values[index + 1 :])

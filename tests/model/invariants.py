@@ -84,6 +84,11 @@ class View:
             return False
         return any(part.manifest not in self.objects for part in self.commits[order].parts)
 
+    def holds(self, record: CommitRecord, content: bytes) -> bool:
+        """Whether the save of one file that was committed has this content."""
+        data = self.objects.get(record.parts[0].manifest)
+        return data is not None and json.loads(data)["files"][0]["sha256"] == records.sha256(content)
+
     def missing(self, record: CommitRecord) -> str:
         """The first key that the commit names and that is not there as it was verified."""
         for part in record.parts:
@@ -124,6 +129,14 @@ def i4_the_pointer_names_a_commit(view: View) -> str:
     return ""
 
 
+def i5_an_epoch_has_one_attempt(view: View) -> str:
+    attempts: dict[int, str] = {}
+    for order, record in view.commits.items():
+        if attempts.setdefault(order.epoch, record.attempt) != record.attempt:
+            return f"I5: epoch {order.epoch} has commits of {attempts[order.epoch]} and of {record.attempt}"
+    return ""
+
+
 def i6_the_newest_places_are_kept(view: View) -> str:
     places = sorted({order.place for order in view.commits})[-KEPT:]
     for order in view.commits:
@@ -147,12 +160,13 @@ def i9_places_are_in_the_order_of_the_saves(view: View) -> str:
     return ""
 
 
-def i9_generations_count_up(view: View) -> str:
+def i9_generations_never_go_down(view: View) -> str:
+    """They need not differ: a commit whose writer was killed may land when its successor could no longer count it."""
     seen: dict[tuple[str, str], int] = {}
     for order in sorted({order.place: order for order in view.commits}.values()):
         record = view.commits[order]
         before = seen.get((record.folder, record.save), 0)
-        if record.generation <= before:
+        if record.generation < before:
             return f"I9: {order} is generation {record.generation} of {record.save}, after generation {before}"
         seen[record.folder, record.save] = record.generation
     return ""
@@ -162,9 +176,10 @@ _OF_A_STATE = (
     i2_a_commit_names_only_what_is_there,
     i3_a_place_has_one_content,
     i4_the_pointer_names_a_commit,
+    i5_an_epoch_has_one_attempt,
     i6_the_newest_places_are_kept,
     i9_places_are_in_the_order_of_the_saves,
-    i9_generations_count_up,
+    i9_generations_never_go_down,
 )
 
 

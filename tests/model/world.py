@@ -17,14 +17,15 @@ from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Sto
 LOCAL = "local/"
 
 Objects = Mapping[str, bytes]
-Op = Literal["create", "replace", "put", "delete", "read", "list", "folders", "dump"]
+Op = Literal["create", "replace", "put", "delete", "read", "list", "folders", "dump", "wait"]
 CONDITIONAL = frozenset({"create", "replace"})
 WRITES = frozenset({"create", "replace", "put", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `dump` is a listing with contents, which only a volume gives."""
+    """One request. Only a volume knows `dump`, a listing with contents, and `wait`: a listing that is answered as soon
+    as it has more than `version` keys."""
 
     op: Op
     key: str
@@ -63,7 +64,8 @@ UNAVAILABLE, REFUSED = Answer("unavailable"), Answer("refused")
 
 
 def apply(objects: Objects, request: Request, *, weak: bool = False) -> tuple[Answer, Objects]:
-    """What the destination answers and holds afterwards. `weak`: it accepts conditions and ignores them."""
+    """What the destination answers and holds afterwards. `weak`: it accepts conditions and ignores
+    them; a volume never does."""
     key, there = request.key, objects.get(request.key)
     if not request.writes:
         return _shown(objects, request), objects
@@ -71,7 +73,7 @@ def apply(objects: Objects, request: Request, *, weak: bool = False) -> tuple[An
         return Answer("ok"), {k: v for k, v in objects.items() if k != key}
     exists = request.op == "create" and there is not None
     differs = request.op == "replace" and (there is None or version(there) != request.version)
-    if (exists or differs) and not weak:
+    if (exists or differs) and (request.local or not weak):
         return REFUSED, objects
     return Answer("ok", version(request.data)), {**objects, key: request.data}
 
@@ -81,12 +83,17 @@ def _shown(objects: Objects, request: Request) -> Answer:
     if request.op == "read":
         return Answer("ok", Document(objects[key], version(objects[key]))) if key in objects else Answer("missing")
     under = below(objects, key)
-    if request.op == "list":
+    if request.op in {"list", "wait"}:
         return Answer("ok", tuple(Stored(k, len(objects[k])) for k in under))
     if request.op == "dump":
         return Answer("ok", tuple((k, objects[k]) for k in under))
     rests = (k[len(key) + 1 :].partition("/") for k in under)
     return Answer("ok", tuple(sorted({name for name, slash, _ in rests if slash})))
+
+
+def is_ready(objects: Objects, request: Request) -> bool:
+    """Whether there will be an answer now."""
+    return request.op != "wait" or len(below(objects, request.key)) > int(request.version)
 
 
 def below(objects: Objects, prefix: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.model import actors
-from tests.model.actors import Folder, Save
+from tests.model.actors import Folder, Save, shipped
 from tests.model.explore import Actor, Judge, Marks, Step
 from tests.model.invariants import View, i8_what_is_said_is_so
 from tests.model.replay import Machine
@@ -16,8 +16,10 @@ from dispatch_agent.publish import keys, records
 
 STALE, KNOWS, BEHIND = "stale", "knows the pointer", "left the pointer behind"
 UNSURE = "sent a commit without an answer"
+PENDING = "sent the pointer without an answer"
 STOOD = "the newest commit was "
 SAID = "published "
+ENDED = "ended with "
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Writer:
 
     @property
     def name(self) -> str:
-        return f"w{self.number} (epoch {self.folder.epoch}, {self.folder.id})"
+        return f"w{self.number} (epoch {self.folder.epoch}, {self.folder.path})"
 
 
 def publishers(
@@ -41,17 +43,67 @@ def publishers(
     age: int = 1,
     weak: bool = False,
     alone: bool = True,
+    trained: bool = False,
 ) -> tuple[tuple[Actor, ...], dict[str, bytes]]:
-    """The actors, and what stands on their volumes. `alone`: nobody but them is in the scenario."""
-    for writer in writers:
-        actors.own(writer.folder)
-    objects = dict(save.at(folder) for folder, all_of_it in saves.items() for save in all_of_it)
-    return tuple(_actor(w, writers, saves[w.folder], tries, age, weak, alone) for w in writers), objects
+    """The actors, and what stands on their volumes. `alone`: nobody but them is in the scenario. `trained`: nothing
+    stands there yet; a trainer for each folder writes the saves."""
+    for folder in saves:
+        actors.own(folder)
+    stands = {} if trained else dict(save.at(folder) for folder, there in saves.items() for save in there)
+    return (
+        *(
+            Actor(
+                writer.name,
+                lambda start, writer=writer: actors.publishing(
+                    writer.folder,
+                    writer.number,
+                    start,
+                    rank=writer.rank,
+                    weak=weak,
+                    tries=tries,
+                    age=age,
+                    turns=len(saves[writer.folder]) if trained else 0,
+                ),
+                judge(writer, saves[writer.folder], weak=weak, age=age),
+                *_alone(writer, writers, data=alone, volume=not trained),
+            )
+            for writer in writers
+        ),
+        *(
+            Actor(
+                f"trainer of {folder.path}",
+                lambda _start, folder=folder: actors.training(folder, saves[folder]),
+                lambda step: ("", step.marks),
+                faultless=True,
+            )
+            for folder in saves
+            if trained
+        ),
+    ), stands
 
 
-def pruner() -> Actor:
+def _alone(
+    writer: Writer, writers: Sequence[Writer], *, data: bool, volume: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a writer shares with nobody, and what nobody else changes."""
+    folder = writer.folder
+    others = [other for other in writers if other is not writer]
+    mine, reads = [], []
+    if volume and all(other.folder != folder for other in others):
+        mine.append(folder.local)
+    if all(other.folder.epoch != folder.epoch for other in others):
+        mine.append(keys.claims_prefix(folder.epoch))
+        reads.append(f"{keys.COMMITS}/{folder.epoch:020d}")
+    if data:
+        # Data has keys of its own try, and only its writer and a prune ever look at them.
+        mine.append(keys.DATA)
+        reads.append(keys.PRUNED)
+    return tuple(mine), tuple(reads)
+
+
+def pruner(number: int = 1) -> Actor:
     """A prune that keeps two saves, started at any time."""
-    return Actor("prune", lambda _start: actors.pruning(), _of_prune)
+    return Actor(f"prune {number}", lambda _start: actors.pruning(), _of_prune)
 
 
 def _of_prune(step: Step) -> tuple[str, Marks]:
@@ -70,38 +122,13 @@ def ran(actors_: Sequence[Actor], objects: Mapping[str, bytes]) -> dict[str, byt
     """What is there when these have run to their end, one after the other, and nothing went wrong."""
     machine = Machine()
     there: Objects = objects
-    for actor in actors_:
-        node = machine.start(actor.program(0))
-        while (request := machine.nodes[node].request) is not None:
-            answer, there = apply(there, request)
-            node, _ = machine.after(node, answer)
+    with shipped():
+        for actor in actors_:
+            node = machine.start(actor.program(0))
+            while (request := machine.nodes[node].request) is not None:
+                answer, there = apply(there, request)
+                node, _ = machine.after(node, answer)
     return dict(there)
-
-
-def _actor(
-    writer: Writer, writers: Sequence[Writer], saves: Sequence[Save], tries: int, age: int, weak: bool, alone: bool
-) -> Actor:
-    folder = writer.folder
-    others = [other for other in writers if other is not writer]
-    mine, reads = [], []
-    if all(other.folder != folder for other in others):
-        mine.append(folder.local)
-    if all(other.folder.epoch != folder.epoch for other in others):
-        mine.append(keys.claims_prefix(folder.epoch))
-        reads.append(f"{keys.COMMITS}/{folder.epoch:020d}")
-    if alone:
-        # Data has keys of its own try, and only its writer and a prune ever look at them.
-        mine.append("data")
-        reads.append(keys.PRUNED)
-    return Actor(
-        writer.name,
-        lambda start: actors.publishing(
-            folder, writer.number, start, rank=writer.rank, weak=weak, tries=tries, age=age
-        ),
-        judge(writer, saves, weak=weak, age=age),
-        tuple(mine),
-        tuple(reads),
-    )
 
 
 def judge(writer: Writer, saves: Sequence[Save], *, weak: bool, age: int) -> Judge:
@@ -109,14 +136,16 @@ def judge(writer: Writer, saves: Sequence[Save], *, weak: bool, age: int) -> Jud
 
     def of_step(step: Step) -> tuple[str, Marks]:
         if step.request.local:
-            return _at_its_end(step, writer, saves), step.marks
+            marks = step.marks | ({f"{ENDED}{step.end}"} if step.end else set())
+            return _at_its_end(step, writer, saves), marks
         wrong = (
             (_i1(step, writer, age) or _i4(step) or _i5(step, writer, weak=weak) or _stale(step))
             if step.request.writes
             else ""
         )
         wrong = wrong or (i8_what_is_said_is_so(step.said, step.after) if step.said else "")
-        return wrong or _at_its_end(step, writer, saves), _marks(step, writer)
+        marks = _marks(step, writer) | ({f"{ENDED}{step.end}"} if step.end else set())
+        return wrong or _at_its_end(step, writer, saves), marks
 
     return of_step
 
@@ -133,7 +162,7 @@ def _i1(step: Step, writer: Writer, age: int) -> str:
         named = {part.prefix for record in step.after.commits.values() for part in record.parts}
         return f"I6: {key} is deleted and a commit names it" if any(key.startswith(n) for n in named) else ""
     there = step.before.objects.get(key)
-    if there is not None and (request.op == "put" or there != request.data):
+    if there is not None and (there != request.data or (request.op == "put" and not key.endswith(".json"))):
         return f"I1: {key} is written a second time: two tries have one key"
     return ""
 
@@ -175,13 +204,15 @@ def _marks(step: Step, writer: Writer) -> Marks:
         marks = (marks | {STALE}) if newer else (marks - {STALE})
     if key == keys.POINTER and step.answered:
         marks = frozenset(mark for mark in marks if not mark.startswith(STOOD))
-        if step.after.pointer is not None:
+        if step.after.pointer is not None and (step.request.op == "read" or step.before.pointer != step.after.pointer):
             marks |= {KNOWS}
         elif step.after.commits:
             marks |= {f"{STOOD}{max(step.after.commits)}"}
     marks |= {f"{SAID}{about}" for what, about in step.said if what == "published"}
     if key.startswith((f"{keys.COMMITS}/", f"{keys.PRUNED}/")) and not step.answered:
         marks |= {UNSURE}
+    if key == keys.POINTER and step.request.writes and not step.answered:
+        marks |= {PENDING}
     if any(what == "pointer" for what, _ in step.said):
         marks |= {BEHIND}
     return marks
@@ -193,10 +224,16 @@ def _at_its_end(step: Step, writer: Writer, saves: Sequence[Save]) -> str:
     folder, view, end = writer.folder, step.after, step.end
     if end == "done":
         return _i9(view, folder, saves)
+    if end == "Fenced":
+        late = view.epoch > folder.epoch or keys.seal_key(folder.epoch) in view.objects
+        return (
+            "" if late or _succeeded(view, writer) else f"I9: {writer.name} was fenced, and nobody was there to do it"
+        )
     reasons = {
-        "Fenced": view.epoch > folder.epoch or keys.seal_key(folder.epoch) in view.objects or _succeeded(view, writer),
         "EpochCollision": any(attempt != folder.attempt.encode() for attempt in _attempts(view, folder.epoch)),
         "OutcomeUnknown": UNSURE in step.marks,
+        "StoreTooWeak": True,
+        "Conflict": len(_terms(view, writer)) < len(_folders(view, writer)),
     }
     return "" if reasons.get(end) else f"I8: {writer.name} ended with {end}, and nobody gave it a reason"
 
@@ -207,26 +244,37 @@ def _attempts(view: View, epoch: int) -> list[bytes]:
     return [data for key, data in view.objects.items() if key.startswith(prefix)]
 
 
-def _succeeded(view: View, writer: Writer) -> bool:
-    """Whether another folder of the same rank has a greater term."""
+def _folders(view: View, writer: Writer) -> dict[str, int]:
+    """The folders of the writer's rank and their terms."""
     terms: dict[str, int] = {}
     for key in below(view.objects, keys.claims_prefix(writer.folder.epoch)):
         parsed = keys.parse_folder_claim(key.rpartition("/")[2])
         if parsed and parsed[0] == writer.rank:
             terms[records.folder_of_claim(view.objects[key], key)] = parsed[1]
-    return max(terms.values(), default=0) > terms.get(writer.folder.id, 0)
+    return terms
+
+
+def _terms(view: View, writer: Writer) -> set[int]:
+    return set(_folders(view, writer).values())
+
+
+def _succeeded(view: View, writer: Writer) -> bool:
+    """Whether another folder of the same rank has a greater term."""
+    return max(_terms(view, writer), default=0) > _folders(view, writer).get(writer.folder.id, 0)
 
 
 def _i9(view: View, folder: Folder, saves: Sequence[Save]) -> str:
-    """Every generation of every save that stands is committed, in one place."""
-    for save in saves:
-        places = {
-            order.place
-            for order, record in view.commits.items()
-            if record.folder == folder.id and record.save == save.name and record.sequence == save.number
-        }
-        if len(places) != 1:
-            return f"I9: {save.name} of {folder.id} is committed in {len(places)} places by the end"
+    """What stands at the end is committed, in one place; or its name's last commit has that content already."""
+    for save in {save.name: save for save in saves}.values():
+        of_name = [
+            (order, record)
+            for order, record in sorted(view.commits.items())
+            if record.folder == folder.id and record.save == save.name
+        ]
+        places = {order.place for order, record in of_name if record.sequence == save.number}
+        already = bool(of_name) and not places and view.holds(of_name[-1][1], save.content.encode())
+        if len(places) != 1 and not already:
+            return f"I9: {save.name} of {folder.path} is committed in {len(places)} places by the end"
     return ""
 
 
