@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ from dispatch_agent.store.base import ConditionFailed, KeyMissing, Store
 from dispatch_agent.store.opening import open_store
 from dispatch_agent.store.probe import probe
 
+pytestmark = pytest.mark.server
+# Tests that share a server run in one process, so that it is started once.
+AZURE = pytest.mark.xdist_group("azurite-conformance")
+GOOGLE = pytest.mark.xdist_group("gcs-conformance")
 LARGE = 2 * PART + 1000  # more than one request
 
 
@@ -71,8 +76,8 @@ class Cloud:
 @pytest.fixture(
     scope="session",
     params=[
-        pytest.param("azure_container", id="azurite", marks=pytest.mark.xdist_group("azurite-conformance")),
-        pytest.param("gcs_bucket", id="gcs", marks=pytest.mark.xdist_group("gcs-conformance")),
+        pytest.param("azure_container", id="azurite", marks=AZURE),
+        pytest.param("gcs_bucket", id="gcs", marks=GOOGLE),
     ],
 )
 def place(request: pytest.FixtureRequest) -> Container | GcsBucket:
@@ -97,9 +102,6 @@ def azure(container: Container) -> Cloud:
 
 def google(bucket: GcsBucket) -> Cloud:
     return Cloud(bucket, re.compile(r"PUT .*upload_id="), re.compile(r"PUT .*upload_id="))
-
-
-pytestmark = pytest.mark.server
 
 
 class Once:
@@ -232,12 +234,14 @@ class TestDenied:
                 with pytest.raises(StoreDenied, match=f"{status}.*credentials"):
                     use()
 
+    @AZURE
     def test_a_wrong_account_key(self, azure_container: Container) -> None:
         for key in (base64.b64encode(b"wrong" * 10).decode(), "no base64!"):
             with azure(azure_container).at(key=key).opened() as store, pytest.raises(StoreDenied) as denied:
                 store.create("a", b"1")
             assert key not in str(denied.value)
 
+    @GOOGLE
     def test_a_service_account_that_google_does_not_know(self, gcs_bucket: GcsBucket, tmp_path: Path) -> None:
         with refusing_tokens() as endpoint:
             (tmp_path / "key.json").write_text(json.dumps(service_account(endpoint)))
@@ -256,6 +260,7 @@ class TestDenied:
 
 
 class TestWrongBytes:
+    @AZURE
     def test_are_refused_by_azure(self, azure_container: Container, large: Path) -> None:
         """Each block carries its MD5."""
         cloud = azure(azure_container)
@@ -264,6 +269,7 @@ class TestWrongBytes:
                 store.upload("a", source)
             assert list(store.list("")) == []
 
+    @GOOGLE
     def test_are_refused_by_google(self, gcs_bucket: GcsBucket, large: Path) -> None:
         """Which the emulator does not do: here the front does."""
         with google(gcs_bucket).behind(Checking()) as store, FileSource(large) as source:
@@ -271,6 +277,7 @@ class TestWrongBytes:
             assert store.upload("a", source).verified
             assert b"".join(store.stream("a")) == large.read_bytes()
 
+    @GOOGLE
     def test_are_found_out_by_what_google_says_that_it_stored(self, gcs_bucket: GcsBucket, large: Path) -> None:
         behave = Once(matches(google(gcs_bucket).part), spoil)
         again = pytest.raises(StoreUnavailable, match="upload it again")
@@ -281,6 +288,7 @@ class TestWrongBytes:
 class TestChunks:
     """Of a resumable upload."""
 
+    @GOOGLE
     def test_of_which_the_service_keeps_a_part_are_sent_on_from_there(self, gcs_bucket: GcsBucket, large: Path) -> None:
         def keep_a_part(request: Request, forward: Forward) -> Reply:
             begin, end = map(int, re.findall(r"\d+", request.headers["content-range"])[:2])
@@ -294,6 +302,7 @@ class TestChunks:
             assert behave.done.is_set()
             assert b"".join(store.stream("a")) == large.read_bytes()
 
+    @GOOGLE
     def test_of_an_upload_that_the_service_forgot_are_a_new_upload(self, gcs_bucket: GcsBucket, large: Path) -> None:
         behave = Once(matches(google(gcs_bucket).part), says(410))
         with google(gcs_bucket).behind(behave) as store, FileSource(large) as source:
@@ -318,6 +327,41 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed(cloud: Cloud, tmp
         assert {piece[0] for piece in rest} == {0}
 
 
+class TestPages:
+    """A listing goes on past one page; the servers' own pages are larger than the suite's listings."""
+
+    KEYS = frozenset({f"a/{number}/x" for number in range(5)} | {f"b/{number}" for number in range(3)})
+
+    @AZURE
+    def test_of_azure(self, azure_container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+        with azure(azure_container).opened() as store:
+            container = store._connection.container  # type: ignore[attr-defined]
+            for name in ("list_blobs", "walk_blobs"):
+                monkeypatch.setattr(container, name, partial(getattr(container, name), results_per_page=2))
+            self._look(store)
+
+    @GOOGLE
+    def test_of_google(self, gcs_bucket: GcsBucket) -> None:
+        pages: list[str] = []
+
+        def short(request: Request, forward: Forward) -> Reply:
+            if request.method == "GET" and "prefix=" in request.query:
+                pages.append(request.query)
+                request = replace(request, target=request.target + "&maxResults=2")
+            return forward(request)
+
+        with google(gcs_bucket).behind(short) as store:
+            self._look(store)
+        assert any("pageToken=" in query for query in pages), "the server gave all in one page"
+
+    def _look(self, store: Store) -> None:
+        for key in self.KEYS:
+            store.put(key, b"")
+        assert {found.key for found in store.list("")} == self.KEYS
+        assert list(store.folders("a")) == list("01234")
+        assert list(store.folders("")) == ["a", "b"]
+
+
 def test_memory_does_not_grow_with_the_file(cloud: Cloud) -> None:
     variables = dict(cloud.place.environment)
     options = {"endpoint_url": cloud.place.endpoint, "token": "anon"} if isinstance(cloud.place, GcsBucket) else None
@@ -325,6 +369,7 @@ def test_memory_does_not_grow_with_the_file(cloud: Cloud) -> None:
     assert int(run(program, f"{cloud.place.url}/memory", **variables)) < 100
 
 
+@AZURE
 def test_the_folders_of_a_hierarchical_namespace_are_no_objects(azure_container: Container) -> None:
     """There each folder is also listed as a blob that says so."""
     with azure(azure_container).opened() as store:

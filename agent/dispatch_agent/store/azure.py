@@ -125,10 +125,10 @@ class AzureStore:
         name = self._name(f"{prefix}/{algorithm}.{secrets.token_hex(4)}")
 
         def whole(data: bytes, meant: bytes) -> None:
-            self._do("write", prefix, self._put(name, data, overwrite=True, headers=_md5(meant)))
+            self._do("write", prefix, self._put(name, data, meant, overwrite=True))
 
         def in_blocks(data: bytes, meant: bytes) -> None:
-            self._do("write", prefix, self._stage(name, _block_id(1), data, headers=_md5(meant)))
+            self._do("write", prefix, self._stage(name, _block_id(1), data, meant))
             self._do("write", prefix, self._commit(name, [_block_id(1)]))
 
         return checksums.attempt(algorithm, (whole, in_blocks), lambda error: status(error.__cause__) == 400)
@@ -144,13 +144,13 @@ class AzureStore:
         sending.begin(lambda: self._commit(name, blocks))
         sending.finish()
 
-    async def _put(self, name: str, data: bytes, **request: Any) -> str:
-        headers = request.pop("headers", None) or await self._sums(data)
-        stored = await self._container.get_blob_client(name).upload_blob(data, headers=headers, **request)
+    async def _put(self, name: str, data: bytes, meant: bytes | None = None, **condition: Any) -> str:
+        headers = await _md5(data if meant is None else meant)
+        stored = await self._container.get_blob_client(name).upload_blob(data, headers=headers, **condition)
         return str(stored["etag"])
 
-    async def _stage(self, name: str, block: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        headers = headers or await self._sums(data)
+    async def _stage(self, name: str, block: str, data: bytes, meant: bytes | None = None) -> None:
+        headers = await _md5(data if meant is None else meant)
         await self._container.get_blob_client(name).stage_block(block, data, headers=headers)
 
     async def _commit(self, name: str, blocks: Sequence[str]) -> None:
@@ -158,10 +158,6 @@ class AzureStore:
 
     async def _delete(self, name: str) -> None:
         await self._container.get_blob_client(name).delete_blob()
-
-    async def _sums(self, data: bytes) -> dict[str, str]:
-        """The headers that make the service refuse other bytes; computed off the loop, so that sockets go on."""
-        return await asyncio.get_running_loop().run_in_executor(None, _md5, data)
 
     def _listed(self, prefix: str, found: AsyncItemPaged[Any]) -> Iterator[Any]:
         pages = found.by_page()
@@ -198,8 +194,13 @@ def _block_id(number: int) -> str:
     return f"{number:08}"  # all ids of a blob have one length
 
 
-def _md5(data: bytes) -> dict[str, str]:
-    return {"Content-MD5": base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
+async def _md5(data: bytes) -> dict[str, str]:
+    """The header that makes the service refuse other bytes; computed off the loop, so that sockets go on."""
+
+    def header() -> str:
+        return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+    return {"Content-MD5": await asyncio.get_running_loop().run_in_executor(None, header)}
 
 
 def _whole(properties: BlobProperties) -> int:
