@@ -231,6 +231,15 @@ class TestUnreadable:
             folder.chmod(0o777)
         return replace(job, user=NOBODY)
 
+    def test_a_folder_that_may_not_be_listed_is_said_and_is_no_success(self, job: Job, other: Job) -> None:
+        other.run("watch", "--once").passes()
+        job.write("step-1")
+        job.folder.chmod(0o711)
+        answer = other.run("watch", "--once")
+        assert answer.code == 41, answer.err
+        assert "run the publisher with the trainer's UID" in answer.err
+        assert "pass failed" not in answer.err
+
     def test_one_shot_names_the_file(self, job: Job, other: Job) -> None:
         (job.write("step-1") / "weights.bin").chmod(0o600)
         other.run("publish", job.folder / "step-1").fails(22, "weights.bin", "UID")

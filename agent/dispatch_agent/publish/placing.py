@@ -119,7 +119,8 @@ class Placer:
         """What is not finished, and why. Not those that are published as they stand: a tracker file names one save
         only, and says nothing any more of the ones before it."""
         newest = self.newest()
-        waiting = [(names.encode(name), Settling(why, stuck=True)) for name, why in view.survey.unreadable.items()]
+        unreadable = view.survey.unreadable
+        waiting = [(names.encode(name or b"."), Settling(why, stuck=True)) for name, why in unreadable.items()]
         for save in view.survey.saves:
             verdict, place = view.verdicts[save.name], newest.get(save.name)
             if not isinstance(verdict, Settling):

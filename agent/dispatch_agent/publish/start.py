@@ -87,7 +87,8 @@ class Starter:
     def _say_who_may_share(self) -> None:
         """A place in the folder's order is a name that is made once: where two hosts can both make it, two publishers
         of one folder may give one place to two saves. Nothing is lost by that, but their order."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Not to read it: whether that is allowed, the pass finds out and says.
+        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             known = kernel.sharing(folder).names
         finally:
