@@ -22,7 +22,9 @@ def option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
 
 
 dest = option(
-    "--dest", metavar="URL", help="Where to publish: a folder, s3://bucket/prefix. Also read: DISPATCH_PUBLISH_DEST."
+    "--dest",
+    metavar="URL",
+    help="Where to publish: a folder, or an s3://, gs://, abfs:// or sftp:// URL. Also read: DISPATCH_PUBLISH_DEST.",
 )
 root = option(
     "--root",
