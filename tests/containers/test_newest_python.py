@@ -18,8 +18,14 @@ FAST = (
     "store",
     "test_cold_entry.py",
 )
-# What takes minutes is left to the tests outside: servers, kills and races. The shells do not depend on Python.
-CHOICE = ("-m", "not server and not docker", "-k", "not kill and not race and (not test_vectors or python)")
+# What takes minutes is left to the tests outside: servers, kills, races, the matrix of faults. The shells do not depend
+# on Python.
+CHOICE = (
+    "-m",
+    "not server and not docker",
+    "-k",
+    "not kill and not race and not test_faults and (not test_vectors or python)",
+)
 
 
 def test_the_fast_tests_pass_on_the_newest_python(docker_services: object) -> None:  # noqa: ARG001 (it builds the image)

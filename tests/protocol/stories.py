@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class Story:
         self.bench = Bench(self.store, clock or FakeClock())
         self._newest: list[object] = [None, None]
         self._went_back: list[str] = []
+        self._looking = threading.Lock()
 
     def first(self) -> None:
         self.execution.save("step-1", small("one"))
@@ -88,7 +90,7 @@ class Story:
         """The next publisher start on the same folder, or the job's execution `number`; watched on for going back."""
         story = Story(self.real, self.execution.root, hook, number=number or self.execution.number)
         story.bench.nonces += self.bench.nonces
-        story._newest, story._went_back = self._newest, self._went_back
+        story._newest, story._went_back, story._looking = self._newest, self._went_back, self._looking
         return story
 
     def restart(self) -> None:
@@ -109,7 +111,7 @@ class Story:
         """The invariants: of the destination (check_invariants), and of what was done to it on the way."""
         self.look("the end")
         check_invariants(self.real, pointer_is_current=pointer_is_current)
-        assert self._went_back == []
+        assert not self._went_back, "; ".join(self._went_back)
         self._check_what_was_written()
 
     def _check_what_was_written(self) -> None:
@@ -144,12 +146,13 @@ class Story:
 
     def look(self, after: str) -> None:
         """Note whether what is newest went back."""
-        at = pointer.read(self.real)
-        now = [next(listing.newest_first(self.real), None), at.order if at else None]
-        for what, old, new in zip(("the newest commit", "the pointer"), self._newest, now, strict=True):
-            if old is not None and (new is None or new < old):  # type: ignore[operator]  # both are an Order
-                self._went_back.append(f"{what} went back from {old} to {new} after {after}")
-        self._newest[:] = now
+        with self._looking:
+            at = pointer.read(self.real)
+            now = [next(listing.newest_first(self.real), None), at.order if at else None]
+            for what, old, new in zip(("the newest commit", "the pointer"), self._newest, now, strict=True):
+                if old is not None and (new is None or new < old):  # type: ignore[operator]  # both are an Order
+                    self._went_back.append(f"{what} went back from {old} to {new} after {after}")
+            self._newest[:] = now
 
 
 def prune(store: Store, clock: FakeClock | None = None) -> AgentError | None:

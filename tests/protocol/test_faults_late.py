@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,18 @@ def writes_of(story: Story) -> list[int]:
 def dies(real: Store, root: Path, k: int) -> tuple[Story, Late]:
     """A publisher that dies at its k-th call, a write, which is still on its way."""
     late = Late(At(k), real, lambda call: Dead(str(call)))
-    story = Story(real, root, late)
+    dead = threading.Event()
+
+    def until_dead(call: Call, do: Do) -> Any:
+        if dead.is_set():  # its other thread had not heard yet
+            raise Dead(str(call))
+        try:
+            return late(call, do)
+        except Dead:
+            dead.set()
+            raise
+
+    story = Story(real, root, until_dead)
     with contextlib.suppress(Dead):
         story.play()
     assert [call.number for call, _ in late.held] == [k]
