@@ -81,6 +81,13 @@ def test_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
     assert "AKIA" not in str(refused.value)
 
 
+@pytest.mark.parametrize("url", ["abfs://c/x?sv=1&sig=hush", "gs://b/x?hush", "s3://b/x?X-Amz-Signature=hush"])
+def test_a_signature_in_a_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        open_store(url)
+    assert "hush" not in str(refused.value)
+
+
 def test_options_for_a_folder_are_a_mistake() -> None:
     with pytest.raises(SettingsError, match="profile"):
         open_store("/data", {"profile": "x"})
