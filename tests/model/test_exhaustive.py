@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.model.actors import Save
 from tests.model.conftest import Explore
-from tests.model.explore import BLIND, LYING, Explored, Scenario
+from tests.model.explore import BLIND, LYING, Scenario
 from tests.model.scenarios import one_folder, pruned, racing, trained, two_attempts, two_folders
 
 WORLDS: dict[str, Callable[[], Scenario]] = {
@@ -49,7 +49,7 @@ LARGER_WORLDS: dict[str, Callable[[], Scenario]] = {
         1, weak=True, faults=1
     ),
 }
-"""By hand, with `--exhaustive`: minutes each."""
+"""With `--exhaustive`: minutes each, and up to two gigabytes. `-s` prints how much there was."""
 
 
 def written_over(*contents: str, **more: Any) -> Scenario:
@@ -57,20 +57,16 @@ def written_over(*contents: str, **more: Any) -> Scenario:
     return trained(*(Save("last", content, number) for number, content in enumerate(contents, 1)), **more)
 
 
-@pytest.mark.parametrize("name", WORLDS)
-def test_nothing_breaks_the_protocol(explored: Explore, name: str) -> None:
-    nothing_is_wrong(explored(WORLDS[name]()))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "world" in metafunc.fixturenames:
+        worlds = {**WORLDS, **(LARGER_WORLDS if metafunc.config.getoption("--exhaustive") else {})}
+        metafunc.parametrize("world", worlds.values(), ids=worlds)
 
 
-def test_nothing_breaks_it_in_larger_worlds(explored: Explore, request: pytest.FixtureRequest) -> None:
-    """One after the other, each with what it came to, since they take long."""
-    for name, world in LARGER_WORLDS.items() if request.config.getoption("--exhaustive") else ():
-        found = explored(world())
-        print(f"{name}: {found.states} states, {found.steps} steps, {found.ends} ends", flush=True)
-        nothing_is_wrong(found)
-
-
-def nothing_is_wrong(found: Explored) -> None:
+@pytest.mark.timeout(7200)
+def test_nothing_breaks_the_protocol(explored: Explore, world: Callable[[], Scenario]) -> None:
+    found = explored(world())
+    print(f"{found.states} states, {found.steps} steps, {found.ends} ends")
     assert found.violation is None, str(found.violation)
     assert found.ends, "no run ever ends"
 
