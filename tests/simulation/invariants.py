@@ -29,9 +29,14 @@ GRACE = 2  # places that no prune may touch
 
 @dataclass
 class Truth:
-    """What trainers said to be complete, by folder and by the number of their word."""
+    """What trainers did.
+
+    `standing`: what stands in a folder under a name now, and the number of the word that it is complete if that holds.
+    `finished`: what was said to be complete, by folder and by the number of the word.
+    """
 
     folders: list[Path] = field(default_factory=list)
+    standing: dict[tuple[Path, str], tuple[Content, int | None]] = field(default_factory=dict)
     finished: dict[tuple[Path, int], tuple[str, Content]] = field(default_factory=dict)
     _ids: dict[str, Path] = field(default_factory=dict)
 
@@ -165,12 +170,14 @@ class Invariants:
                 violated("I6", f"{actor.name} says that {order} is published, and its epoch was sealed before")
         if outcome.result == "already":
             place = bookkeeping.places(folder)[outcome.ordinal - 1]
-            _, content = self.truth.finished[folder, sequence_of(place.signal.mark)]
             mine = [
                 r for r in self.commits.values() if self.truth.folder(r.folder) == folder and r.save == outcome.save
             ]
             last = max((r for r in mine if r.order.ordinal <= outcome.ordinal), key=lambda r: r.order, default=None)
-            if last is None or self.truth.content(last) != content:
+            # A one-shot beside a watch speaks of what stands there, which may have no place of its own yet.
+            right = [self.truth.finished[folder, sequence_of(place.signal.mark)][1]]
+            right.append(self.truth.standing.get((folder, outcome.save), ({}, None))[0])
+            if last is None or self.truth.content(last) not in right:
                 violated("I9", f"{actor.name} says that {outcome.save} (place {outcome.ordinal}) is already there")
 
     def ends(self, actor: Actor, code: int, begun: set[Order]) -> None:

@@ -10,9 +10,22 @@ from unittest import mock
 
 from dispatch_agent.checkpoint import completion, generations, marks
 from dispatch_agent.checkpoint import folder as bookkeeping
+from dispatch_agent.checkpoint.leaving import Stays
 from dispatch_agent.checkpoint.reading import SourceFile
 from dispatch_agent.checkpoint.save import Snapshot
-from dispatch_agent.publish import claims, commit, keys, listing, once, oneshot, pointer, prune, publication, retention
+from dispatch_agent.publish import (
+    claims,
+    commit,
+    keys,
+    listing,
+    once,
+    oneshot,
+    pointer,
+    prune,
+    prune_local,
+    publication,
+    retention,
+)
 from dispatch_agent.publish.placing import Placer
 from dispatch_agent.publish.publication import Session
 from dispatch_agent.publish.publisher import Publisher
@@ -401,5 +414,37 @@ def a_change_of_owner_is_a_change_of_content() -> Iterator[None]:
         mock.patch.object(bookkeeping, "fingerprint", fingerprint),
         mock.patch.object(marks, "fingerprint", fingerprint),
         mock.patch.object(completion, "fingerprint", fingerprint),
+    ):
+        yield
+
+
+@mutation
+def what_leaves_the_volume_is_not_compared() -> Iterator[None]:
+    def place_of(save: Snapshot, _marker: Any, places: list[Any], _finished: Any, commits: Any) -> Any:
+        committed = [place for place in places if place.name == save.name and place.number in commits]
+        if not committed:
+            msg = "it is not published"
+            raise Stays(msg)
+        return committed[-1], committed[-1]
+
+    with (
+        mock.patch.object(prune_local, "_place_of", place_of),
+        mock.patch.object(prune_local, "_check_equal", _nothing),
+    ):
+        yield
+
+
+@mutation
+def what_leaves_the_volume_is_not_published() -> Iterator[None]:
+    def record_of(store: Any, *_: Any) -> Any:
+        for order in listing.newest_first(store):
+            return listing.read_commit(store, order)
+        msg = "there is no commit at all"
+        raise Stays(msg)
+
+    with (
+        mock.patch.object(prune_local, "_place_of", _giving((mock.Mock(number=1),) * 2)),
+        mock.patch.object(prune_local, "_record_of", record_of),
+        mock.patch.object(prune_local, "_check_equal", _nothing),
     ):
         yield

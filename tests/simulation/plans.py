@@ -103,8 +103,22 @@ class Recover:
 
 
 @dataclass(frozen=True)
+class PruneLocal:
+    """Older executions' saves leave a volume, all but `keep`; `full`: after every byte was read."""
+
+    name: str
+    start: float
+    keep: int
+    full: bool
+    volume: int = 0
+
+
+@dataclass(frozen=True)
 class Stall:
-    """Process `name` stands still until `until` before its first write of a key that starts with `key`."""
+    """Process `name` stands still until `until` before its first write of a key that starts with `key`.
+
+    Or before its first look, where `key` starts with the method: `list pruned/`.
+    """
 
     name: str
     key: str
@@ -121,7 +135,7 @@ class Meets:
     lands: float = 0.0
 
 
-Process = Trainer | Watch | Reader | Remount | Prune | Recover
+Process = Trainer | Watch | Reader | Remount | Prune | PruneLocal | Recover
 
 
 @dataclass(frozen=True)
@@ -162,7 +176,7 @@ class Plan:
         return tuple(sorted(found, key=lambda folder: (folder.number, folder.volume, folder.attempt)))
 
 
-Focus = Literal["any", "faults", "prune", "pointer", "hand over"]
+Focus = Literal["any", "faults", "prune", "pointer", "hand over", "local"]
 
 
 def drawn(seed: int, focus: Focus | None = None) -> Plan:
@@ -174,9 +188,10 @@ def drawn(seed: int, focus: Focus | None = None) -> Plan:
         "prune": draw.prune,
         "pointer": draw.pointer,
         "hand over": draw.hand_over,
+        "local": draw.local,
     }
     return draws[
-        focus or draw.random.choice((*["any"] * 8, "faults", "faults", *["prune"] * 4, "pointer", "hand over"))
+        focus or draw.random.choice((*["any"] * 8, "faults", "faults", *["prune"] * 4, "pointer", "hand over", "local"))
     ]()
 
 
@@ -197,7 +212,7 @@ class _Draw:
             self._execution(Folder(number, f"a{number}"), start)
             if random.random() < 0.08:
                 self._execution(Folder(number, f"b{number}"), start)  # a counter was reset: one epoch, two attempts
-            elif not weak and random.random() < 0.15:
+            elif random.random() < 0.15:
                 self._execution(Folder(number, f"a{number}", volume=1), start + random.choice((0.0, 3.0)))
         last = apart * executions
         if random.random() < 0.4:
@@ -210,6 +225,9 @@ class _Draw:
             number = random.randint(2, executions + 1)
             begin = apart * (number - 1) + random.choice((0.0, 3.0))
             self.processes.append(Recover("recover", begin, number, f"a{number}", wait_owner=random.choice((0.0, 5.0))))
+        if random.random() < 0.2:
+            start = random.uniform(62.0, 90.0)
+            self.processes.append(PruneLocal("local", start, random.randint(0, 1), random.random() < 0.3))
         return replace(
             self._plan(),
             weak=weak,
@@ -260,11 +278,27 @@ class _Draw:
         stall = Stall("watch", random.choice(("commits/", "data/")), random.uniform(2.0, 10.0))
         return replace(self._plan(), locks=True, stalls=(stall,))
 
-    def _three(self, apart: float) -> None:
+    def local(self) -> Plan:
+        """Old executions, some killed early, whose saves leave the volume."""
+        random = self.random
+        self._three(3.0, kinds=("save", "save", "over", "spoil", "again"))
+        for name in ("local", "local-too")[: random.randint(1, 2)]:
+            self.processes.append(
+                PruneLocal(name, random.uniform(66.0, 80.0), random.randint(0, 1), random.random() < 0.3)
+            )
+        if random.random() < 0.5:
+            self.processes.append(Recover("recover", random.uniform(60.0, 80.0), 4, "a4"))
+        return self._plan()
+
+    def _three(self, apart: float, kinds: tuple[str, ...] = ("save",)) -> None:
         random = self.random
         for number in (1, 2, 3):
             folder, start = Folder(number, f"a{number}"), apart * (number - 1)
-            steps = [step for _ in range(random.randint(1, 2)) for step in self._steps(random.choice(NAMES), "save")]
+            steps = [
+                step
+                for _ in range(random.randint(1, 2))
+                for step in self._steps(random.choice(NAMES), random.choice(kinds))
+            ]
             self.processes.append(Trainer(f"trainer-{folder}", folder, start, tuple(steps)))
             self.processes.append(Watch(f"watch-{folder}", folder, start, lives=2, drain=start + 25.0, kill=math.inf))
 
@@ -315,7 +349,7 @@ class _Draw:
         random = self.random
         tag = random.choice("ABC")
         pause = [Step("sleep", seconds=random.choice((0.5, 3.0, 7.0)))] if random.random() < 0.4 else []
-        other = random.choice("ABC")
+        other, pair = random.choice("ABC"), (name, random.choice(NAMES))
         return {
             "save": [Step("save", name, tag), *pause],
             "twice": [Step("save", name, tag), *pause, Step("save", random.choice(NAMES), other)],
@@ -324,6 +358,7 @@ class _Draw:
             "again": [Step("save", name, tag), *pause, Step("say", name)],
             "rotate": [Step("save", name, tag), *pause, Step("delete", name)],
             "publish": [Step("begin", name, tag), Step("publish", name)],
+            "both": [*(Step("begin", each, tag) for each in pair), *pause, *(Step("say", each) for each in pair)],
             "spoil": [Step("save", name, tag), *pause, Step("begin", name, other)],
             "anew": [Step("save", name, tag), *pause, Step("begin", name, other), Step("publish", name)],
         }[kind]

@@ -187,6 +187,7 @@ class Handle:
             raise StoreDenied(msg)
 
     def _look(self, method: str, key: str) -> None:
+        self._planned(f"{method} {key}")
         self._answers(method, key, self._point(READS))
 
     def _write(self, method: str, key: str, data: bytes, do: Callable[[], None], faults: Sequence[str]) -> None:

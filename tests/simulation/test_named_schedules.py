@@ -261,3 +261,24 @@ def test_i9_a_volume_whose_files_were_all_chowned_by_a_new_mount(mounted: float)
     assert result.published == ("1.1.1 step-1", "1.1.2 last")
     if mounted < 5.0:
         breaks(schedule, "a_change_of_owner_is_a_change_of_content", "I9")
+
+
+def test_i3_two_folders_that_a_weak_store_gave_one_term() -> None:
+    """Each start of the one that saw both is refused: none of its saves gets a place of the other's."""
+    other = Folder(1, "a1", volume=1)
+    schedule = replace(
+        plan(
+            trainer(ONE, 0.0, *saves("step-1")),
+            watch(ONE, 0.0, 10.0),
+            trainer(other, 0.0, *saves("last", tag="B")),
+            watch(other, 0.0, 10.0, lives=2),
+            stalls=(
+                Stall("watch-a1@0", "claims/00000000000001000001/00000", 1.0),
+                Stall("watch-a1@1", "claims/00000000000001000001/00000", 2.0),
+            ),
+        ),
+        weak=True,
+    )
+    result = holds(schedule)
+    assert result.happened("watch-a1@1   ends with 32")
+    assert result.published == ("1.1.1 step-1",)
