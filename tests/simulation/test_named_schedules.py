@@ -6,17 +6,23 @@ build that lacks what makes it hold.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.protocol.checks import commits
+from tests.protocol.jobs import Execution
 from tests.simulation import world
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.plans import Folder, Meets, Plan, Process, Prune, Recover, Remount, Stall, Step, Trainer, Watch
 from tests.simulation.shrink import in_words
 from tests.simulation.world import Result
 
-from dispatch_agent.errors import SettingsError
-from dispatch_agent.settings import check_ranks
+from dispatch_agent.publish import reader
+from dispatch_agent.store.posix import PosixStore
 
 ONE, TWO, THREE = Folder(1, "a1"), Folder(2, "a2"), Folder(3, "a3")
 
@@ -82,13 +88,26 @@ def test_i7_a_leftover_that_a_recovery_is_publishing_when_the_second_execution_c
     breaks(schedule, "no_second_look_at_the_fence", "I7")
 
 
-def test_two_ranks_pairing_different_contents_of_one_name() -> None:
-    """On a shared volume one rank publishes for all; node-local volumes are refused. No other rank can commit."""
-    assert check_ranks(0, 2, shared_volume=True) == "publish"
-    assert check_ranks(1, 2, shared_volume=True) == "stand by"
-    for shared_volume in (None, False):
-        with pytest.raises(SettingsError):
-            check_ranks(1, 2, shared_volume=shared_volume)
+def test_i3_two_ranks_pairing_different_contents_of_one_name(tmp_path: Path) -> None:
+    """Only rank 0 can commit: on a shared volume it publishes for all, and node-local volumes are refused."""
+    store = PosixStore(tmp_path / "store")
+    for rank, volume, code in ((0, "--shared-volume", 0), (1, "--shared-volume", 3), (1, "--node-local", 3)):
+        execution = Execution(tmp_path / f"node-{rank}", 1)
+        path = execution.write("step-1", f"of rank {rank}".encode())
+        command = ["publish", "publish", str(path), "--dest", store.url, "--rank", str(rank), volume]
+        answer = subprocess.run(
+            [sys.executable, "-I", "-m", "dispatch_agent", *command],
+            env={**os.environ, **execution.environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert answer.returncode == code, answer.stderr
+    (record,) = commits(store)
+    reader.verify(store, record, tick=lambda _: None, workers=1)
+    assert record.size == len("of rank 0")
+    assert not [item.key for item in store.list("claims") if "/00001." in item.key]
 
 
 def test_i9_a_restart_after_a_prune_that_publishes_an_old_save_as_new() -> None:
