@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Job
 from tests.servers.azurite import KEY, Container, azure_container, azurite
-from tests.servers.gcs import GcsBucket, gcs, gcs_bucket
-from tests.servers.sftp import SftpFolder, sftp, sftp_folder
+from tests.servers.gcs import GcsBucket, fake_gcs, gcs_bucket
+from tests.servers.sftp import SftpFolder, sftp_folder, sshd
 from tests.store.front import Reply, front
 
-__all__ = ["azure_container", "azurite", "gcs", "gcs_bucket", "sftp", "sftp_folder"]
+__all__ = ["azure_container", "azurite", "fake_gcs", "gcs_bucket", "sftp_folder", "sshd"]
 
 pytestmark = pytest.mark.server
 AZURE = pytest.mark.xdist_group("azurite-conformance")

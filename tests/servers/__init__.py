@@ -54,8 +54,8 @@ FIXTURES = frozenset(
         "juicefs_mounts",
         "seaweed_mounts",
         "azurite",
-        "gcs",
-        "sftp",
+        "fake_gcs",
+        "sshd",
     }
 )
 """The fixtures that start a server; a test that uses one gets the marker `server`."""

@@ -51,16 +51,16 @@ class GcsBucket:
 
 
 @pytest.fixture(scope="session")
-def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a fake-gcs-server that keeps everything in memory."""
     with shared("gcs", lambda: start_gcs(tmp_path_factory.mktemp("gcs"))) as endpoint:
         yield endpoint
 
 
 @pytest.fixture(scope="session")
-def gcs_bucket(gcs: str) -> GcsBucket:
+def gcs_bucket(fake_gcs: str) -> GcsBucket:
     """One bucket for many tests, each below a prefix of its own."""
-    return GcsBucket(gcs, f"b-{uuid.uuid4().hex[:12]}").create()
+    return GcsBucket(fake_gcs, f"b-{uuid.uuid4().hex[:12]}").create()
 
 
 def start_gcs(folder: Path, *where: str) -> Server:

@@ -53,32 +53,33 @@ class SftpFolder:
 
 
 @pytest.fixture(scope="session")
-def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of an sshd."""
     with shared("sftp", lambda: start_sftp(tmp_path_factory.mktemp("sftp"))) as endpoint:
         yield endpoint
 
 
 @pytest.fixture(scope="session")
-def sftp_folder(sftp: str, tmp_path_factory: pytest.TempPathFactory) -> SftpFolder:
-    port, _, keys = sftp.removeprefix("sftp://127.0.0.1:").partition("/")
+def sftp_folder(sshd: str, tmp_path_factory: pytest.TempPathFactory) -> SftpFolder:
+    port, _, keys = sshd.removeprefix("sftp://127.0.0.1:").partition("/")
     return SftpFolder(int(port), tmp_path_factory.mktemp("sftp-root"), Path("/" + keys))
 
 
-def start_sftp(folder: Path, port: int | None = None) -> Server:
-    """Its keys are in `folder`; those that are there already are taken again, so that a client knows it."""
-    port = port or free_port((0,))
+def start_sftp(folder: Path) -> Server:
+    """Its keys, its client's and what the client must know of it are in `folder`."""
+    port = free_port((0,))
     for name in ("host", "client"):
-        if not (folder / name).exists():
-            command = [program("ssh-keygen", "openssh-client"), "-q", "-t", "ed25519", "-N", "", "-f", folder / name]
-            subprocess.run(command, check=True)
+        keygen = [program("ssh-keygen", "openssh-client"), "-q", "-t", "ed25519", "-N", "", "-f", folder / name]
+        subprocess.run(keygen, check=True)
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     (folder / "sshd_config").write_text(_CONFIGURATION.format(port=port, folder=folder))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's own, which only its service would make
     log = folder / "log"
-    sshd = program("sshd", "openssh-server")
-    process = spawn([os.path.realpath(sshd), "-D", "-e", "-f", str(folder / "sshd_config")], log)
+    # By its whole path, or it will not start.
+    process = spawn(
+        [os.path.realpath(program("sshd", "openssh-server")), "-D", "-e", "-f", str(folder / "sshd_config")], log
+    )
     until(lambda: greets(port), process, log)
     return Server(f"sftp://127.0.0.1:{port}{folder}", (process,), folder)
 

@@ -23,9 +23,9 @@ from tests.servers import (
     shared_bucket,
 )
 from tests.servers.azurite import azure_container, azurite
-from tests.servers.gcs import gcs, gcs_bucket
+from tests.servers.gcs import fake_gcs, gcs_bucket
 from tests.servers.mounts import juicefs_mounts
-from tests.servers.sftp import sftp, sftp_folder
+from tests.servers.sftp import sftp_folder, sshd
 from tests.store.matrix import KINDS, Kind, Place
 
 from dispatch_agent.store.base import Store
@@ -36,7 +36,7 @@ __all__ = [
     "azurite",
     "ceph",
     "ceph_bucket",
-    "gcs",
+    "fake_gcs",
     "gcs_bucket",
     "juicefs_bucket",
     "juicefs_gateway",
@@ -48,9 +48,9 @@ __all__ = [
     "rclone_shared_bucket",
     "s3_bucket",
     "seaweed",
-    "sftp",
     "sftp_folder",
     "shared_bucket",
+    "sshd",
 ]
 
 # Tests that share a server run in one process, so that it is started once.

@@ -24,7 +24,7 @@ from dispatch_agent.store.opening import open_store
 MIB = 1 << 20
 ODD = (b"\xff\xfe not UTF-8", b" spaces ", b"..two dots", b"%2F", b"line\nbreak", b"x" * 200, b"back\\slash", b"~")
 TREE = {b"%02d.bin" % number: b"%02d" % number * (MIB // 2) for number in range(48)} | dict.fromkeys(ODD, b"odd")
-IN_THE_MIDDLE = 8 * MIB  # of 48
+IN_THE_MIDDLE = 2 * MIB  # of 24
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def test_a_save_is_published_once_though_its_server_was_away(keeping: Keeping, t
     job = Job(tmp_path / "root", url, {**keeping.place.environment, "PUBLISH_ACCEPT_WEAK_STORE": "1"})
     job.folder.mkdir(parents=True)
     job.save("step-1")
-    with job.watch() as watch:
+    with job.watch("--workers", "1") as watch:  # so that there is time to end the server in the middle
         watch.says("published save=step-1")
         before = keeping.size
         saved = job.save("step-2", TREE)
