@@ -80,7 +80,7 @@ class Invariants:
         self.sent: dict[str, dict[Order, CommitRecord]] = defaultdict(dict)
         self.unconfirmed: dict[Order, str] = {}
         self.newest: Order | None = None
-        self._pointer: Order | None = None
+        self.pointer: Order | None = None
         self._uploads: set[str] = set()
         self._attempts: dict[int, set[str]] = defaultdict(set)
         self._term: dict[tuple[int, int, str], int] = {}
@@ -286,7 +286,7 @@ class Invariants:
             return
         if order.place in self.newest_places():
             violated("I6", f"{key}: it is one of the newest {GRACE}")
-        if self.points and self._pointer == order:
+        if self.points and self.pointer == order:
             violated("I6", f"{key}: the pointer still names it")
         self.gone.add(order)
         self._newest_goes_up()
@@ -307,11 +307,11 @@ class Invariants:
             violated("I4", f"the pointer names {pointer.order}, which does not exist")
         if pointer.commit_sha256 != digest(records.commit_bytes(record)):
             violated("I4", f"the pointer has another digest than {pointer.order}")
-        if self._pointer is not None:
-            self._pointer_goes_up(self._pointer, pointer.order)
+        if self.pointer is not None:
+            self._pointer_goes_up(self.pointer, pointer.order)
         if pointer.order in self.gone:
             violated("I4", f"the pointer names {pointer.order}, which was pruned")
-        self._pointer = pointer.order
+        self.pointer = pointer.order
 
 
 def stored_content(bucket: Bucket, record: CommitRecord) -> Content | str:

@@ -147,7 +147,7 @@ def a_commit_is_sent_under_a_new_name() -> Iterator[None]:
 
 @mutation
 def the_pointer_is_a_plain_put() -> Iterator[None]:
-    def step(store: Any, order: Any, data: bytes, _known: bool) -> Any:
+    def step(store: Any, order: Any, data: bytes, _found: Any) -> Any:
         store.put(keys.POINTER, data)
         return order
 
@@ -157,7 +157,7 @@ def the_pointer_is_a_plain_put() -> Iterator[None]:
 
 @mutation
 def the_pointer_is_not_compared() -> Iterator[None]:
-    def step(store: Any, order: Any, data: bytes, _known: bool) -> Any:
+    def step(store: Any, order: Any, data: bytes, _found: Any) -> Any:
         try:
             store.replace(keys.POINTER, data, store.read(keys.POINTER).version)
         except KeyMissing:
@@ -447,4 +447,24 @@ def what_leaves_the_volume_is_not_published() -> Iterator[None]:
         mock.patch.object(prune_local, "_record_of", record_of),
         mock.patch.object(prune_local, "_check_equal", _nothing),
     ):
+        yield
+
+
+@mutation
+def a_pointer_that_was_left_behind_stays_there() -> Iterator[None]:
+    with mock.patch.object(Publisher, "_catch_up", _nothing):
+        yield
+
+
+@mutation
+def a_refused_pointer_is_taken_for_moved() -> Iterator[None]:
+    step = pointer._step
+
+    def moved(store: Any, order: Any, data: bytes, found: Any) -> Any:
+        try:
+            return step(store, order, data, found)
+        except ConditionFailed:
+            return order
+
+    with mock.patch.object(pointer, "_step", moved), mock.patch.object(Publisher, "_catch_up", _nothing):
         yield

@@ -500,6 +500,7 @@ class World:
         done = [folder for folder in self.plan.folders if self._last(folder, "last") is None]
         for folder in done:
             self._is_published(folder)
+        self._pointer_is_current(done)
         if any(isinstance(process, Prune) for process in self.plan.processes):
             self._check_end()
             self.invariants.pruners.add("last-prune")
@@ -536,6 +537,17 @@ class World:
         if error is not None and not refused and not nothing:
             violated("I9", f"a last publisher of {folder} ends with {error.exit_code}: {error}")
         return error
+
+    def _pointer_is_current(self, done: list[Folder]) -> None:
+        """I4: it names the newest commit once a publisher of its folder has started with nothing in its way."""
+        newest, pointer = self.invariants.newest, self.invariants.pointer
+        if newest is None or self.plan.weak:
+            return
+        folder = self.truth.folder(self.invariants.commits[newest].folder)
+        if folder in [self.execution(each).folder for each in done] and (
+            pointer is None or pointer.place < newest.place
+        ):
+            violated("I4", f"the pointer names {pointer} at the end, and {newest} is the newest")
 
     def _is_published(self, folder: Folder) -> None:
         path = self.execution(folder).folder
