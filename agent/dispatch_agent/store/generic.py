@@ -23,6 +23,7 @@ from dispatch_agent.support import Support
 
 PIECE = 1 << 20
 LIMITS = Limits(key_bytes=1024, component_bytes=255)
+NO_CONDITIONS = "no conditional writes are known for this kind of URL"
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 SFTP = {"sftp", "ssh"}
 # What these store is visible while it is written, so it gets its name only when it is whole.
@@ -53,17 +54,19 @@ class GenericStore:
         self._made: set[str] = set()
 
     def facts(self) -> Facts:
-        none = Support("no", "catalogue", "no conditional writes are known for this kind of URL")
+        none = Support("no", "catalogue", NO_CONDITIONS)
         renamed = Support("yes", "catalogue", "an object gets its name by a rename, when it is whole")
         return Facts(renamed if self._renames else Support("unknown", "catalogue", "depends on the server"), none)
 
     def create(self, key: str, data: bytes) -> NoReturn:
+        del data
         keys.split(key, LIMITS)
-        raise StoreTooWeak(self._no_conditions(key, len(data)))
+        raise StoreTooWeak(NO_CONDITIONS)
 
     def replace(self, key: str, data: bytes, version: str) -> NoReturn:
+        del data, version
         keys.split(key, LIMITS)
-        raise StoreTooWeak(self._no_conditions(f"{key} at {version}", len(data)))
+        raise StoreTooWeak(NO_CONDITIONS)
 
     def put(self, key: str, data: bytes) -> None:
         self._write(key, iter([data]))
@@ -219,12 +222,6 @@ class GenericStore:
                 raise KeyMissing(key) from None
             msg = f"{where}: {error or type(error).__name__}: look at the server if this stays"
             raise StoreUnavailable(msg) from error
-
-    def _no_conditions(self, key: str, size: int) -> str:
-        return (
-            f"{self.url} knows no conditional writes, so {key} ({size} bytes) was not written: publish to a folder or"
-            " an object store, or pass --accept-weak-store"
-        )
 
 
 def _make(url: str, scheme: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
