@@ -23,7 +23,9 @@ WORLDS: dict[str, Callable[[], Scenario]] = {
     "two attempts of one epoch, one fault": lambda: two_attempts(1, faults=1),
     "two attempts of one epoch at two ranks, one fault": lambda: two_attempts(1, rank=1, faults=1),
     "a pointer that somebody deletes": lambda: racing(1, 1, losses=1),
-    "one name written over twice, one fault": lambda: written_over("A", "B", faults=1),
+    "one name written over, one write late or one crash": lambda: written_over(
+        "A", "B", faults=1, kinds=frozenset({"late", "crash"})
+    ),
     "a prune beside two writers": lambda: pruned(1, 2),
     "a prune beside one writer, one fault": lambda: pruned(1, before=(2,), faults=1),
     "two prunes beside one writer": lambda: pruned(1, before=(2, 1), prunes=2),
@@ -40,8 +42,9 @@ LARGER_WORLDS: dict[str, Callable[[], Scenario]] = {
     "two writers, two faults": lambda: racing(1, 1, faults=2),
     "one writer, three faults": lambda: racing(1, faults=3),
     "two publishers of one folder, one fault": lambda: one_folder(1, faults=1),
-    "one name written over twice, two publishers": lambda: written_over("A", "B", writers=2),
-    "one name written over three times, one fault": lambda: written_over("A", "B", "A", faults=1),
+    "one name written over, one fault": lambda: written_over("A", "B", faults=1),
+    "one name written over, two publishers": lambda: written_over("A", "B", writers=2),
+    "one name written over twice, one fault": lambda: written_over("A", "B", "A", faults=1),
     "a prune beside three writers": lambda: pruned(1, 1, 1),
     "a prune beside two writers, one fault": lambda: pruned(1, 2, faults=1),
     "two prunes beside one writer, one fault": lambda: pruned(1, before=(2, 1), prunes=2, faults=1),
