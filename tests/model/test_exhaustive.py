@@ -22,7 +22,8 @@ WORLDS: dict[str, Callable[[], Scenario]] = {
     "two folders of one rank, one fault": lambda: two_folders(1, faults=1),
     "two attempts of one epoch, one fault": lambda: two_attempts(1, faults=1),
     "two attempts of one epoch at two ranks, one fault": lambda: two_attempts(1, rank=1, faults=1),
-    "a pointer that somebody deletes": lambda: racing(1, 1, losses=1),
+    "a pointer that somebody deletes": lambda: racing(1, 2, losses=1),
+    "a pointer that somebody deletes, one fault": lambda: racing(1, 1, losses=1, faults=1),
     "one name written over, one write late or one crash": lambda: written_over(
         "A", "B", faults=1, kinds=frozenset({"late", "crash"})
     ),

@@ -1,6 +1,7 @@
 """The schedules that broke earlier drafts of the protocol, each by its name.
 
-Each is shown to happen (a state that only it leads to is reached) and to break nothing in any run of its world.
+Each is shown to happen (a state that only it leads to is reached) and to break nothing in any run of its world. Two
+ranks that pair different contents of one name cannot be told here: a commit has one part, that of the rank that commits.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def test_a_chowned_volume_is_not_published_twice(explored: Explore) -> None:
 
 def happens(explored: Explore, scenario: Scenario, what: Reached) -> bool:
     """Whether it happens in any run. Nothing is wrong in any."""
-    seen = []
+    seen: list[View] = []
 
     def look(view: View, marks: tuple[Marks, ...]) -> str:
         if not seen and what(view, marks):
