@@ -1,7 +1,7 @@
 """The schedules that broke earlier drafts of the protocol, each by its name.
 
 Each is shown to happen (a state that only it leads to is reached) and to break nothing in any run of its world. Two
-ranks that pair different contents of one name cannot be told here: a commit has one part, that of the rank that commits.
+ranks that pair different contents of one name cannot be told here: a commit has one part, its own rank's.
 """
 
 from __future__ import annotations

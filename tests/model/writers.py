@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.model import actors
 from tests.model.actors import Folder, Save, shipped
 from tests.model.explore import Actor, Judge, Marks, Step
 from tests.model.invariants import View, i8_what_is_said_is_so
-from tests.model.replay import Machine
+from tests.model.replay import Machine, Program
 from tests.model.world import Objects, apply, below
 
 from dispatch_agent.publish import keys, records
@@ -50,36 +51,24 @@ def publishers(
     for folder in saves:
         actors.own(folder)
     stands = {} if trained else dict(save.at(folder) for folder, there in saves.items() for save in there)
-    return (
-        *(
-            Actor(
-                writer.name,
-                lambda start, writer=writer: actors.publishing(
-                    writer.folder,
-                    writer.number,
-                    start,
-                    rank=writer.rank,
-                    weak=weak,
-                    tries=tries,
-                    age=age,
-                    turns=len(saves[writer.folder]) if trained else 0,
-                ),
-                judge(writer, saves[writer.folder], weak=weak, age=age),
-                *_alone(writer, writers, data=alone, volume=not trained),
-            )
-            for writer in writers
-        ),
-        *(
-            Actor(
-                f"trainer of {folder.path}",
-                lambda _start, folder=folder: actors.training(folder, saves[folder]),
-                lambda step: ("", step.marks),
-                faultless=True,
-            )
-            for folder in saves
-            if trained
-        ),
-    ), stands
+    turns = {folder: len(there) if trained else 0 for folder, there in saves.items()}
+
+    def publisher(writer: Writer) -> Actor:
+        def program(start: int) -> Program:
+            folder, number, rank = writer.folder, writer.number, writer.rank
+            how: Any = {"rank": rank, "weak": weak, "tries": tries, "age": age, "turns": turns[folder]}
+            return actors.publishing(folder, number, start, **how)
+
+        asked = judge(writer, saves[writer.folder], weak=weak, age=age)
+        return Actor(writer.name, program, asked, *_alone(writer, writers, data=alone, volume=not trained))
+
+    def trainer(folder: Folder) -> Actor:
+        def program(_start: int) -> Program:
+            return actors.training(folder, saves[folder])
+
+        return Actor(f"trainer of {folder.path}", program, lambda step: ("", step.marks), faultless=True)
+
+    return (*map(publisher, writers), *(map(trainer, saves) if trained else ())), stands
 
 
 def _alone(
