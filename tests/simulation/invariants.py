@@ -189,6 +189,23 @@ class Invariants:
                 self.scheduler.say(actor.name, f"ended with {code}, though {order} may still land")
                 self.unconfirmed[order] = f"{actor.name} ended with {code}"
 
+    def generations_count_up(self) -> None:
+        """A commit has the number after that of its name's commit before, if its publisher could know of that one: it
+        stood when that publisher started, or was its own. What lands later is in its place, and its number is not new.
+        """
+        last: dict[tuple[str, str], CommitRecord] = {}
+        for order, record in sorted(self.commits.items()):
+            before = last.get((record.folder, record.save))
+            if before is None or before.order.place != order.place:
+                last[record.folder, record.save] = record
+            if before is None or before.order.place == order.place:
+                continue
+            known = self.landed[before.order] < self.born[order.nonce] or before.order.nonce == order.nonce
+            if known and record.generation != before.generation + 1:
+                violated("I9", f"{order} is generation {record.generation}, and {before.order} {before.generation}")
+            if known and record.content == before.content:
+                violated("I9", f"{order} has the content that {before.order} has")
+
     @property
     def uploads(self) -> int:
         """How many files were ever sent."""
