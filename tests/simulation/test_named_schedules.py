@@ -17,7 +17,21 @@ from tests.protocol.checks import commits
 from tests.protocol.jobs import Execution
 from tests.simulation import world
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plans import Folder, Meets, Plan, Process, Prune, Recover, Remount, Stall, Step, Trainer, Watch
+from tests.simulation.plans import (
+    Folder,
+    Meets,
+    Plan,
+    Process,
+    Prune,
+    Rates,
+    Reader,
+    Recover,
+    Remount,
+    Stall,
+    Step,
+    Trainer,
+    Watch,
+)
 from tests.simulation.shrink import in_words
 from tests.simulation.world import Result
 
@@ -301,3 +315,30 @@ def test_i3_two_folders_that_a_weak_store_gave_one_term() -> None:
     result = holds(schedule)
     assert result.happened("watch-a1@1   ends with 32")
     assert result.published == ("1.1.1 step-1",)
+
+
+@pytest.mark.xfail(strict=True, reason="listing.newest_first joins an old list of epochs with new tombstones")
+def test_i7_a_reader_that_a_prune_overtakes() -> None:
+    """It has listed the epochs and is slow; a newer execution publishes, and what it was about to find is pruned."""
+    schedule = plan(
+        trainer(TWO, 0.0, *saves("step-1")),
+        watch(TWO, 0.0, 3.0),
+        Reader("reader", 5.0, 1),
+        trainer(THREE, 10.0, *saves("step-1", "step-2")),
+        watch(THREE, 10.0, 15.0),
+        Prune("prune", 20.0, 1),
+        stalls=(Stall("reader", "list pruned/", 30.0),),
+    )
+    assert holds(schedule).happened("reader       restores 00000000000001000003/0001.000002")
+
+
+@pytest.mark.xfail(strict=True, reason="scan.survey reads the markers one after the other, not as of one moment")
+def test_i9_two_words_given_while_one_look_reads_them() -> None:
+    """In some of these seeds the trainer says it of two saves while a look is between their markers."""
+    begun = (Step("begin", "last", "A"), Step("begin", "step-1", "A"), Step("sleep", seconds=1.0))
+    steps = (*begun, Step("say", "last"), Step("say", "step-1"))
+    for seed in range(100):
+        schedule = Plan(seed, (trainer(ONE, 0.0, *steps), watch(ONE, 0.0, 20.0)), Rates(switches=0.5, jumps=0.2))
+        result = world.run(schedule)
+        assert result.violation is None
+        assert result.published == ("1.1.1 last", "1.1.2 step-1")
