@@ -14,7 +14,8 @@ from tests.servers import Bucket
 from tests.store.conftest import SEAWEED
 
 from dispatch_agent.errors import StoreError
-from dispatch_agent.store.s3_upload import LARGEST, MIB, MOST_PARTS, PART, Room, part_size
+from dispatch_agent.store.parts import MIB, PART, Room
+from dispatch_agent.store.s3_upload import LARGEST, MOST_PARTS, part_size
 
 GIB, TIB = 1 << 30, 1 << 40
 

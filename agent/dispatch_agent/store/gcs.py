@@ -67,7 +67,7 @@ class GcsStore:
                 sending.begin(lambda: self._put(key, name, data, _base64(sending.also)))
             else:
                 self._in_chunks(key, name, sending)
-            (reply,) = sending.finish()
+            reply = sending.finish()[-1]
         self._compare(key, reply, sending)
         return Uploaded(size=sending.size, sha256=sending.sha256.hexdigest(), verified=self.checksum != "none")
 

@@ -16,6 +16,8 @@ from dispatch_agent.store.base import Source
 T = TypeVar("T")
 MIB = 1 << 20
 WHOLE = 16 * MIB  # up to here one request
+# Measured: 4 parts of 8 MiB take 70 MiB of memory, 4 of 16 MiB take 145 and are no faster. Python below 3.12 copies
+# what a socket cannot take at once.
 PART = 8 * MIB
 BESIDE = 4  # parts on their way at once, of all uploads of a store together
 TICK_SECONDS = 1.0
@@ -58,6 +60,7 @@ class Sending(Generic[T]):
     size: int = 0
     _taken: int = 0
     _under_way: set[Future[T]] = field(default_factory=set)
+    _answers: list[T] = field(default_factory=list)
 
     def __enter__(self) -> Sending[T]:
         return self
@@ -90,17 +93,17 @@ class Sending(Generic[T]):
     def begin(self, request: Callable[[], Coroutine[Any, Any, T]]) -> None:
         """Send what was taken; its room is given back when the request is done. Raises what an earlier one raised."""
         while len(self._under_way) >= self.beside:
-            self._collect()
+            self._answers += self._collect()
         size, self._taken = self._taken, 0
         future = loop.submit(request())
         future.add_done_callback(lambda _: self.room.give(size))
         self._under_way.add(future)
 
     def finish(self) -> list[T]:
-        """Wait for what is under way, and give the answers."""
-        answers: list[T] = []
+        """Wait for what is under way, and give all answers since the last time, as they came."""
         while self._under_way:
-            answers += self._collect()
+            self._answers += self._collect()
+        answers, self._answers = self._answers, []
         return answers
 
     def _collect(self) -> list[T]:

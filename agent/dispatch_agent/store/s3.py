@@ -12,9 +12,10 @@ from dispatch_agent.errors import StoreUnavailable
 from dispatch_agent.store import keys, s3_checksum
 from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Limits, Source, Stored, Uploaded
 from dispatch_agent.store.capabilities import Checksum, Facts, Leftover
+from dispatch_agent.store.parts import BESIDE, PART, Room
 from dispatch_agent.store.s3_connection import Connection
 from dispatch_agent.store.s3_errors import explained
-from dispatch_agent.store.s3_upload import BESIDE, PART, Room, Upload, with_checksum
+from dispatch_agent.store.s3_upload import Upload, with_checksum
 from dispatch_agent.support import Support
 
 # The specification has no bound between slashes; SeaweedFS, MinIO and JuiceFS keep folders of a filesystem.
@@ -135,8 +136,10 @@ class S3Store:
 
     def try_checksum(self, prefix: str, algorithm: Literal["sha256", "md5"]) -> Support:
         """Sends bytes under the checksum of others. What it stores below `prefix` the caller removes."""
-        names = [f"{prefix}/{algorithm}.{how}.{secrets.token_hex(4)}" for how in ("whole", "parts", "wrong")]
-        return s3_checksum.attempt(self._connection, [self._target(name) for name in names], algorithm)
+        whole, parts = (
+            self._target(f"{prefix}/{algorithm}.{how}.{secrets.token_hex(4)}") for how in ("whole", "parts")
+        )
+        return s3_checksum.attempt(self._connection, whole, parts, algorithm)
 
     def _target(self, key: str) -> dict[str, Any]:
         keys.split(key, self.limits)
