@@ -82,7 +82,7 @@ class View:
         """Whether the commit came too late for the prune that swept its epoch: then it never counted."""
         if keys.seal_key(order.epoch) not in self.objects or keys.tombstone_key(order) in self.objects:
             return False
-        return any(part.manifest not in self.objects for part in self.commits[order].parts)
+        return self.missing(self.commits[order]) != ""
 
     def holds(self, record: CommitRecord, content: bytes) -> bool:
         """Whether the save of one file that was committed has this content."""

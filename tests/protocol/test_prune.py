@@ -268,6 +268,31 @@ class TestBesidePublishers:
         assert "1.stalled" not in names(store)
         check_invariants(store)
 
+    def test_a_manifest_that_lands_once_more_after_the_sweep_makes_no_damaged_save(
+        self, store: Store, place: Path
+    ) -> None:
+        """A client had sent it twice. The publisher wakes, finds it, commits; the seal fences it, and readers pass."""
+        old = Execution(place, 1)
+        old.save("stalled", small("stalled"))
+        woken: list[str] = []
+
+        def hook(call: Call, do: Do) -> Any:
+            if call.method == "read" and "/stalled/" in call.key and not woken:
+                manifest = store.read(call.key).data
+                published(store, place / "newer", executions=3, saves=1)
+                prune(store)
+                store.create(call.key, manifest)
+                woken.append(call.key)
+            return do()
+
+        with pytest.raises(Fenced, match="sealed"):
+            Bench(faulty(store, hook)).publisher(old).run()
+        assert woken
+        assert listing.pruned(store, commits(store)[0])
+        prune(store)
+        assert "1.stalled" not in names(store)
+        check_invariants(store)
+
     def test_a_commit_that_landed_before_its_epoch_was_sealed_keeps_its_data(self, store: Store, place: Path) -> None:
         """Between the look at what is there and the seal: nothing that it names is deleted."""
         old = Execution(place, 1)

@@ -317,7 +317,6 @@ def test_i3_two_folders_that_a_weak_store_gave_one_term() -> None:
     assert result.published == ("1.1.1 step-1",)
 
 
-@pytest.mark.xfail(strict=True, reason="listing.newest_first joins an old list of epochs with new tombstones")
 def test_i7_a_reader_that_a_prune_overtakes() -> None:
     """It has listed the epochs and is slow; a newer execution publishes, and what it was about to find is pruned."""
     schedule = plan(
@@ -332,7 +331,6 @@ def test_i7_a_reader_that_a_prune_overtakes() -> None:
     assert holds(schedule).happened("reader       restores 00000000000001000003/0001.000002")
 
 
-@pytest.mark.xfail(strict=True, reason="scan.survey reads the markers one after the other, not as of one moment")
 def test_i9_two_words_given_while_one_look_reads_them() -> None:
     """In some of these seeds the trainer says it of two saves while a look is between their markers."""
     begun = (Step("begin", "last", "A"), Step("begin", "step-1", "A"), Step("sleep", seconds=1.0))

@@ -25,7 +25,7 @@ from typing import Any, final
 
 from dispatch_agent.checkpoint import records
 from dispatch_agent.checkpoint.generations import Candidate, Fingerprint, Place, fingerprint, in_order, is_new
-from dispatch_agent.checkpoint.marks import mark_complete, marker_of, markers
+from dispatch_agent.checkpoint.marks import mark_complete, marker_of, markers, spoken
 from dispatch_agent.checkpoint.names import decode_name, encode
 from dispatch_agent.checkpoint.records import NAME
 from dispatch_agent.checkpoint.save import Signal
@@ -51,6 +51,7 @@ __all__ = [
     "place",
     "places",
     "read_execution",
+    "spoken",
 ]
 
 

@@ -69,6 +69,17 @@ def markers(folder: Path) -> dict[bytes, Marker]:
     return {marker.name: marker for marker in found if marker is not None}
 
 
+def spoken(folder: Path) -> object:
+    """What differs once another word was given, by `mark_complete`, in an execution's folder: a marker is replaced by
+    another file. Equal before and after a look: no word was given during it."""
+    where = records.own(folder, "complete")
+    try:
+        with os.scandir(where) as entries:
+            return where.stat().st_mtime_ns, sorted((entry.name, entry.inode()) for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def marker_of(folder: Path, name: bytes) -> Marker | None:
     """The marker of one save, or None. Raises IntegrityError if it is not of our making or may not be read."""
     return _read(records.own(folder, "complete", _file_name(name)))

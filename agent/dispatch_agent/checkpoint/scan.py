@@ -17,6 +17,7 @@ from dispatch_agent.errors import IntegrityError
 
 __all__ = ["differences", "snapshot", "survey"]
 
+LOOKS = 5  # more words than that in a row, and the last look has to do
 _TEXT_BYTES = 4096  # a tracker file holds one name; anything greater is no tracker
 
 
@@ -24,8 +25,18 @@ def survey(folder: Path) -> Survey:
     """Everything directly under `folder`, looked at whole. A missing folder is an empty survey.
 
     A save that vanishes half-way is left out. What may not be read is in `unreadable` by its raw name, the folder
-    itself under the empty name.
+    itself under the empty name. It is as of one moment in this alone: no save was said to be complete meanwhile, so
+    that of two words the later one is never seen without the earlier.
     """
+    for _ in range(LOOKS):
+        said = own.spoken(folder)
+        found = _survey(folder)
+        if own.spoken(folder) == said:
+            break
+    return found
+
+
+def _survey(folder: Path) -> Survey:
     saves: list[Snapshot] = []
     texts: dict[bytes, tuple[bytes, int]] = {}
     links: dict[bytes, bytes] = {}

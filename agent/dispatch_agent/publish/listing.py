@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dispatch_agent.publish import keys, records
 from dispatch_agent.publish.keys import Order
-from dispatch_agent.publish.records import CommitRecord
+from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import KeyMissing, Store
 
 
@@ -39,13 +39,32 @@ def pruned(store: Store, record: CommitRecord) -> bool:
         return True
     if not sealed(store, record.order.epoch):
         return False
-    return not all(_stands(store, part.manifest) for part in record.parts)
+    return any(_incomplete(store, part) for part in record.parts)
+
+
+def _incomplete(store: Store, part: Part) -> bool:
+    if not _stands(store, part.manifest):
+        return True
+    # A manifest that was sent twice may have landed once more, after all of it was swept.
+    return part.names == "encoded" and sum(1 for _ in store.list(part.prefix)) < part.files
 
 
 def newest_first(store: Store) -> Iterator[Order]:
-    """Every commit that is not pruned, the newest first; of two records of one place only the first."""
-    for epoch in reversed(epochs(store)):
+    """Every commit that is not pruned, the newest first; of two records of one place only the first.
+
+    What is pruned is not the newest: a tombstone means that two greater places are there. So once one is seen, whether
+    a newer epoch has come is asked again, lest an old list of epochs hides what new tombstones make room for.
+    """
+    pending = epochs(store)
+    greatest = pending[-1:]
+    while pending:
+        epoch = pending.pop()
         gone = set(orders(store, epoch, keys.PRUNED))
+        if gone and [epoch] == greatest:
+            now = epochs(store)
+            if now[-1:] > greatest:
+                pending, greatest = now, now[-1:]
+                continue
         seen: set[tuple[int, int, int]] = set()
         for order in reversed(orders(store, epoch)):
             if order not in gone and order.place not in seen:

@@ -12,7 +12,7 @@ Commit records stay for ever: they say what was published, so that nothing is pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ from dispatch_agent.errors import (
 from dispatch_agent.publish import keys, listing, pointer, reader, records, retention
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience, Taken, write_once
-from dispatch_agent.publish.records import CommitRecord
+from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.publish.verify import check_sizes
 from dispatch_agent.store.base import KeyMissing, Store
 from dispatch_agent.store.capabilities import Leftover, Sweeps
@@ -228,10 +228,16 @@ def _too_late(
     suspects = {
         order
         for order, record in found.items()
-        if order.epoch < dead and any(part.manifest not in data.get(part.data, ()) for part in record.parts)
+        if order.epoch < dead and any(_swept(part, data.get(part.data, ())) for part in record.parts)
     }
     sealed = {epoch for epoch in {order.epoch for order in suspects} if listing.sealed(store, epoch)}
     return {order for order in suspects if order.epoch in sealed}
+
+
+def _swept(part: Part, there: Collection[str]) -> bool:
+    """Whether any key is missing: of one whose manifest landed twice, only files are."""
+    files = sum(not keys.is_manifest(key) for key in there)
+    return part.manifest not in there or (part.names == "encoded" and files < part.files)
 
 
 def _interrupted(
