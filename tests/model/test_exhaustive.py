@@ -50,6 +50,7 @@ LARGER_WORLDS: dict[str, Callable[[], Scenario]] = {
     "a prune beside two writers after an older one, one write late": lambda: pruned(
         1, 1, before=(1,), faults=1, kinds=frozenset({"late"})
     ),
+    "a prune beside two writers, one write late": lambda: pruned(1, 2, faults=1, kinds=frozenset({"late"})),
     "two prunes beside one writer, one fault": lambda: pruned(1, before=(2, 1), prunes=2, faults=1),
     "a store that ignores conditions, two publishers of one folder, one fault": lambda: one_folder(
         1, weak=True, faults=1
