@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-KINDS = ("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish", "anew", "spoil")
+KINDS = ("save", "save", "save", "twice", "over", "begin", "again", "rotate", "publish", "anew", "spoil", "both")
 NAMES = ("last", "step-1", "step-2", "epoch=3.ckpt")
 
 

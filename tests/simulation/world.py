@@ -399,12 +399,11 @@ class World:
                 workers=1,
             )
         except Incomplete:
-            if before is not None and before not in self.invariants.gone:
+            if before is not None:
                 violated("I7", f"{actor.name} finds nothing published, and {before} is")
             return
         self.scheduler.say(actor.name, f"restores {got.record.order}")
-        # Overtaken by a prune, it may know neither what was there nor what has come.
-        if before is not None and got.record.order.place < before.place and before not in self.invariants.gone:
+        if before is not None and got.record.order.place < before.place:
             violated("I7", f"{actor.name} gets {got.record.order}, and {before} was there before it looked")
         if damaged:
             violated("I2", f"{actor.name} meets a damaged save: {damaged[0]}")
