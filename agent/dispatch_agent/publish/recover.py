@@ -361,7 +361,7 @@ def _publish(old: _Old, starter: Starter, wait_owner: float) -> tuple[Recovered,
         started[:] = [mine()]
         return started[0]
 
-    tally = Tally()
+    tally = Tally(outcomes={})
     error: AgentError | None = None
     in_time = True
     try:
@@ -394,7 +394,7 @@ def _reported(old: _Old, tally: Tally, publisher: Publisher, why: str) -> Recove
     """What became of a folder that had a publisher, which is asked itself of a last pass that was cut short."""
     saves: dict[str, Save] = {}
     failed: dict[str, str] = {}
-    for outcome in tally.outcomes.values():
+    for outcome in (tally.outcomes or {}).values():
         if outcome.result == "failed":
             failed[outcome.save] = str(outcome.error)
         else:

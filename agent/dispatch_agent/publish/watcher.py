@@ -59,9 +59,9 @@ class Stop:
 class Tally:
     """Counted over the life of one watch, so that a silent stop cannot hide.
 
-    `published` and `already` are what this watch did, and `outcomes` the last of every place by its ordinal; `stand`
-    are the saves whose newest content is published, by it or before; `incomplete` and `unpublished` are what the last
-    pass left.
+    `published` and `already` are what this watch did; `stand` are the saves whose newest content is published, by it or
+    before; `incomplete` and `unpublished` are what the last pass left. `outcomes`, where asked for, are the last of
+    every place by its ordinal: for a watch that lasts they would be many.
     """
 
     passes: int = 0
@@ -70,7 +70,7 @@ class Tally:
     published: int = 0
     already: int = 0
     stand: int = 0
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] | None = None
     incomplete: tuple[tuple[str, Settling], ...] = ()
     unpublished: tuple[str, ...] = ()
     unsure: bool = False
@@ -192,7 +192,8 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.stand = done.stand
     tally.published += sum(outcome.result == "published" for outcome in done.outcomes)
     tally.already += sum(outcome.result == "already" for outcome in done.outcomes)
-    tally.outcomes |= {outcome.ordinal: outcome for outcome in done.outcomes}
+    if tally.outcomes is not None:
+        tally.outcomes |= {outcome.ordinal: outcome for outcome in done.outcomes}
     tally.incomplete = done.waiting
     tally.unpublished = done.unpublished
     tally.unsure = publisher.unsure
