@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import SEAWEED, Job, on_s3, program, tree_of
+from tests.cli.conftest import SEAWEED, Job, flip, on_s3, program, tree_of
 from tests.servers import Bucket
 
 from dispatch_agent.publish import keys
@@ -59,6 +59,16 @@ def test_what_is_still_on_the_volume_is_not_published_again(job: Job) -> None:
     assert {k: v for k, v in after.items() if not k.startswith(b"probe")} == {
         k: v for k, v in before.items() if not k.startswith(b"probe")
     }
+
+
+def test_verify_keeps_the_last_intact_saves_beside_damaged_ones(job: Job) -> None:
+    published(job, executions=2, saves=3)
+    for save in ("2.2", "2.3"):
+        flip(next(path for path in job.data() if save in path.parts and path.name == "weights.bin"))
+    assert "2 saves stay, the newest of them whole by size" in job.run("prune", "--keep", "2").passes().out
+    done = job.run("prune", "--keep", "2", "--verify", "--apply").passes()
+    assert "4 saves stay, the newest of them read whole" in done.out
+    assert job.published() == ["1.3", "2.1", "2.2", "2.3"]
 
 
 @pytest.mark.parametrize("keep", ["0", "1", "-3", "two"])

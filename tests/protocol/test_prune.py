@@ -37,8 +37,8 @@ def pruner(store: Store, *, weak: bool = False, points: bool = True) -> Pruner:
     return Pruner(store, "test", weak, points, 1, clock, Patience(clock, lambda: 0.5))
 
 
-def prune(store: Store, *, keep: int = 2, every: int | None = None, **how: bool) -> Plan:
-    todo = plan(store, newest=keep, every=every, workers=1)
+def prune(store: Store, *, keep: int = 2, every: int | None = None, full: bool = False, **how: bool) -> Plan:
+    todo = plan(store, newest=keep, every=every, workers=1, full=full)
     carry_out(pruner(store, **how), todo, lambda _: None)
     return todo
 
@@ -121,6 +121,17 @@ class TestWhatGoes:
         store.delete(next(iter(store.list(newest.parts[0].prefix))).key)
         prune(store)
         assert names(store) == ["1.step-3", "1.step-4", "1.step-5"]
+
+    def test_with_every_byte_read_damage_of_the_same_size_does_not_count_either(self, store: Store, place: Path) -> None:
+        published(store, place, executions=1, saves=5)
+        for newest in commits(store)[-2:]:
+            key = f"{newest.parts[0].prefix}/inner/state.json"
+            store.put(key, store.read(key).data[::-1])
+        prune(store, full=True)
+        assert names(store) == ["1.step-2", "1.step-3", "1.step-4", "1.step-5"]
+        assert restored(store, place / "back", lambda *_: None) == "1.3"
+        prune(store)
+        assert names(store) == ["1.step-4", "1.step-5"], "by size alone they are whole"
 
     def test_saves_that_were_published_in_place_stay(self, place: Path) -> None:
         store = PosixStore(place)

@@ -47,7 +47,12 @@ from dispatch_agent.store.probe import probe
     "--local", is_flag=True, help="Prune the checkpoint root: what older executions wrote, and the store has."
 )
 @options.root
-@options.option("--verify", is_flag=True, help="With --local: read every byte, here and at the store, not only sizes.")
+@options.option(
+    "--verify",
+    is_flag=True,
+    help="Read every byte at the store, with --local here too. Without, a save is whole by size: damage that keeps a "
+    "file's size is not seen.",
+)
 @options.option("--apply", is_flag=True, help="Do it; without, only show what would go.")
 @options.option("--accept-weak-store", is_flag=True, help="Go on though the store cannot refuse a lost race.")
 @options.workers
@@ -66,8 +71,9 @@ def prune(
 ) -> None:
     """Delete old saves from the store, and what dead executions left there that no commit names.
 
-    Safe beside publishers, readers and recoveries. Commit records stay, so that nothing is published twice. Saves that
-    were published in place are the trainer's own and stay.
+    The newest --keep saves that are whole stay: whole by size, or with --verify by every byte. Safe beside publishers,
+    readers and recoveries. Commit records stay, so that nothing is published twice. Saves that were published in place
+    are the trainer's own and stay.
 
     With --local, deletes saves below ROOT/exec/ and ROOT/resume/ instead: those of executions that a newer one has
     followed, and only what stands committed and whole at the store, as it stands here. Nothing that was changed within
@@ -75,30 +81,27 @@ def prune(
     """
     for sentence in unknown_variables(os.environ, known_variables()):
         click.echo(f"warning: {sentence}", err=True)
-    _check_options(keep, keep_every, local=local, verify=verify)
+    _check_options(keep, keep_every, local=local)
     store = open_destination(given)
     if local:
         _prune_local(store, checkpoint_root(root), keep, apply=apply, verify=verify, workers=workers, as_json=as_json)
         return
-    todo = pruning.plan(store, newest=keep, every=keep_every, workers=workers)
+    todo = pruning.plan(store, newest=keep, every=keep_every, workers=workers, full=verify)
     if apply:
         _carry_out(store, todo, workers, accept_weak=accept_weak_store)
     if as_json:
-        display.print_json(_as_json(todo, applied=apply))
+        display.print_json(_as_json(todo, applied=apply, verified=verify))
     else:
-        _show(todo, applied=apply)
+        _show(todo, applied=apply, verified=verify)
     for problem in todo.problems[1:]:
         click.echo(f"publish: {problem}", err=True)
     if todo.problems:
         raise todo.problems[0]
 
 
-def _check_options(keep: int, keep_every: int | None, *, local: bool, verify: bool) -> None:
+def _check_options(keep: int, keep_every: int | None, *, local: bool) -> None:
     if local and keep_every is not None:
         msg = "--keep-every is for the store: with --local give --keep alone"
-        raise UsageError(msg)
-    if not local and verify:
-        msg = "--verify is for --local: `publish verify` reads what is published"
         raise UsageError(msg)
     if not local and keep < LEAST:
         msg = f"--keep {keep}: a store keeps at least {LEAST} saves, the newest and the one to fall back to"
@@ -172,7 +175,7 @@ def _carry_out(store: Store, todo: Plan, workers: int, *, accept_weak: bool) -> 
     pruning.carry_out(pruner, todo, done)
 
 
-def _show(todo: Plan, *, applied: bool) -> None:
+def _show(todo: Plan, *, applied: bool, verified: bool) -> None:
     if todo.doomed:
         rows = [
             [
@@ -193,16 +196,18 @@ def _show(todo: Plan, *, applied: bool) -> None:
         ]
     )
     size = f"{display.size(sum(todo.sizes.values()))} in {len(todo.sizes)} objects"
-    stay = f"{len(todo.kept)} saves stay"
+    whole = "read whole" if verified else "whole by size; --verify reads every byte"
+    stay = f"{len(todo.kept)} saves stay, the newest of them {whole}"
     if applied:
         click.echo(f"deleted {gone}: {size}; {stay}")
     else:
         click.echo(f"would delete {gone}: {size}; {stay}. Nothing was deleted: add --apply")
 
 
-def _as_json(todo: Plan, *, applied: bool) -> dict[str, Any]:
+def _as_json(todo: Plan, *, applied: bool, verified: bool) -> dict[str, Any]:
     return {
         "applied": applied,
+        "verified": verified,
         "pruned": [{"save": i.record.save, "commit": i.record.key, **_sum(i)} for i in todo.doomed],
         "litter": [{"prefix": i.prefix, **_sum(i)} for i in todo.litter],
         "unfinished": [leftover.key for leftover in todo.leftovers],

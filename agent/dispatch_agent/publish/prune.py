@@ -85,8 +85,11 @@ class Pruner:
     patience: Patience
 
 
-def plan(store: Store, *, newest: int, every: int | None, workers: int) -> Plan:
+def plan(store: Store, *, newest: int, every: int | None, workers: int, full: bool = False) -> Plan:
     """Look, and change nothing. `newest` and `every` as in `retention.choose`; `newest` is at least 2.
+
+    `full`: a save counts among the newest only if every byte of it was read and is right; else by its manifest's digest
+    and its files' sizes.
 
     Raises NewerFormat (a record that only a later version can read), IntegrityError (what executions agreed to resume
     from cannot be read), StoreError.
@@ -106,7 +109,7 @@ def plan(store: Store, *, newest: int, every: int | None, workers: int) -> Plan:
             gone,
             newest=newest,
             every=every,
-            whole=lambda order: order in found and _whole(store, found[order]),
+            whole=lambda order: order in found and _whole(store, found[order], workers, full=full),
             held=held,
         )
     )
@@ -209,13 +212,16 @@ def _resumed(store: Store, there: list[Order]) -> frozenset[Order]:
     return frozenset(order for order in held if order is not None)
 
 
-def _whole(store: Store, record: CommitRecord) -> bool:
-    """Whether the manifests are as committed and every file has its size: what counts as a save that is kept."""
+def _whole(store: Store, record: CommitRecord, workers: int, *, full: bool) -> bool:
+    """Whether the manifests are as committed and every file has its size, or if `full` its bytes: what counts as a save
+    that is kept."""
     try:
         for part in record.parts:
             manifest = reader.manifest_of(store, part)
             if part.names == "encoded":
                 check_sizes(store, part, manifest)
+        if full:
+            reader.verify(store, record, tick=lambda _: None, workers=workers)
     except IntegrityError:
         return False
     return True
