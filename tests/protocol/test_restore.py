@@ -220,6 +220,16 @@ def test_everything_damaged_is_said_and_nothing_is_left_behind(
     assert os.listdir(tmp_path / "there") == []
 
 
+def test_of_a_named_save_no_more_is_called_damaged_than_bears_the_name(
+    publish: Publish, store: PosixStore, folder: Path, tmp_path: Path
+) -> None:
+    _, named = publish(make(folder, "step-1", a=b"1" * 100), make(folder, "step-2", a=b"2" * 100))
+    harm(store, "flip", file=f"{named.parts[0].prefix}/a", manifest="", record="")
+    with pytest.raises(IntegrityError, match=r"^every save named step-2 at .* is damaged; the last: "):
+        newest(store, tmp_path / "there", save="step-2")
+    assert newest(store, tmp_path / "there", save="step-1").path.name == "step-1"
+
+
 @pytest.mark.parametrize("what", ["record", "manifest"])
 def test_a_newest_save_of_a_later_version_is_refused_and_no_older_one_taken_for_it(
     publish: Publish, store: PosixStore, folder: Path, tmp_path: Path, what: str

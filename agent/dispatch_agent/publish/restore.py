@@ -286,7 +286,10 @@ def restore_newest(
                 raise
     if passed:
         last = passed[min(passed)]
-        msg = f"everything published at {store.url} is damaged; the last: {last}"
+        what = f"everything published at {store.url}"
+        if save is not None:
+            what = f"every save named {save} at {store.url}"
+        msg = f"{what} is damaged; the last: {last}"
         raise IntegrityError(msg) from last
     raise reader.nothing(store, save)
 
