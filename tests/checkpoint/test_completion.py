@@ -86,7 +86,15 @@ def test_our_own_marker_counts_under_every_rule_if_it_is_fresh(built: Built, rul
 @pytest.mark.parametrize("rule", ["auto", "marker"])
 def test_a_marker_older_than_a_file_does_not_count_and_names_the_file(built: Built, rule: str) -> None:
     markers = {b"s": Marker(b"s", 3, 7 * S)}
-    assert stuck(judge(rule, built("s", {"a": 5, "b": 8}), markers=markers), "b is newer than its completion marker")
+    verdict = judge(rule, built("s", {"a": 5, "b": 8}), markers=markers)
+    assert stuck(verdict, "b is newer than its completion marker", "call `publish complete` again")
+    assert "choose another rule" not in verdict.reason
+
+
+@pytest.mark.parametrize("rule", ["auto", "marker"])
+def test_a_save_that_lost_a_file_since_it_was_marked_does_not_count(built: Built, rule: str) -> None:
+    markers = {b"s": Marker(b"s", 3, 7 * S, content="of both files")}
+    assert stuck(judge(rule, built("s", {"a": 5}), markers=markers), "not what it was", "`publish complete` again")
 
 
 def test_a_new_marker_of_a_save_is_another_signal(built: Built) -> None:

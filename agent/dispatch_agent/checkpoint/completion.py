@@ -116,10 +116,11 @@ def own_marker(look: Look) -> Verdict | None:
     marker = look.survey.markers.get(look.save.name)
     if marker is None:
         return None
-    if stale := not_fresh(look, "its completion marker", marker.mtime_ns):
+    again = "call `publish complete` again once it is finished"
+    if stale := not_fresh(look, "its completion marker", marker.mtime_ns, remedy=again):
         return stale
     if marker.content and marker.content != fingerprint(look.save).digest:
-        return lacking(look, "it is not what it was when `publish complete` was called for it")
+        return lacking(look, f"it is not what it was when `publish complete` was called for it: {again}")
     # The time too: whoever deletes .dispatch/ makes the numbers start again.
     mark = f"{marker.sequence}.{marker.mtime_ns}"
     signal = Signal("marker", mark, look.save.newest_ns, marker.sequence, marker.token)

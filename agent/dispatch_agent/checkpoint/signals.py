@@ -45,15 +45,18 @@ def lacking(look: Look, reason: str) -> Settling:
     return Settling(reason, stuck=look.quiet >= STUCK_AFTER)
 
 
-def not_fresh(look: Look, signal: str, signal_ns: int, *, but: Collection[bytes] = ()) -> Settling | None:
-    """The verdict if a file or link (outside `but`) is newer than the signal: the save was written to after it."""
+def not_fresh(
+    look: Look, signal: str, signal_ns: int, *, but: Collection[bytes] = (), remedy: str = ""
+) -> Settling | None:
+    """The verdict if a file or link (outside `but`) is newer than the signal: the save was written to after it.
+
+    `remedy` says what to do, if another rule is not what helps.
+    """
+    remedy = remedy or f"if the trainer writes on after {signal}, choose another rule, such as --complete marker"
     for entry in (look.save.root, *look.save.entries):
         if entry.kind in {"file", "link"} and entry.mtime_ns > signal_ns and entry.path not in but:
             what = shown(entry.path or look.save.name)
-            reason = (
-                f"{what} is newer than {signal}, which therefore says nothing about it: if the trainer writes on after "
-                f"{signal}, choose another rule, such as --complete marker"
-            )
+            reason = f"{what} is newer than {signal}, which therefore says nothing about it: {remedy}"
             # For a while it is what an overwriting save looks like: the old signal stands beside new bytes.
             return lacking(look, reason)
     return None
