@@ -303,7 +303,7 @@ STAYS: dict[str, tuple[Callable[[World], None], str]] = {
     "complete, not published": (_unpublished, "not what was complete last"),
     "marked once more": (_marked_again, "said to be complete once more"),
     "written anew": (_new_and_unpublished, "not what was complete last"),
-    "pruned at the store": (_pruned_at_the_store, "pruned: this is the last one"),
+    "pruned at the store": (_pruned_at_the_store, "pruned: this is the last one; delete it by hand"),
     "a file missing at the store": (_file_gone_at_the_store, "should have"),
     "a file cut at the store": (_file_cut_at_the_store, "should have"),
     "its manifest damaged": (_manifest_damaged, "changed after it was committed"),
@@ -324,6 +324,15 @@ def test_one_that_the_store_does_not_surely_have_stays_and_the_others_go(world: 
         assert list(left) == ["step-1"]
         assert reason in left["step-1"]
     assert world.there == {"step-1"}
+
+
+def test_what_was_marked_complete_after_the_execution_was_fenced_is_said_to_be_unpublished(world: World) -> None:
+    save(world.new, "step-9", small(9))
+    world.publish(world.new)
+    save(world.old, "late", small("late"))
+    _, left = world.prune()
+    assert left == {"late": "it is marked complete, and is not published"}
+    assert world.there == {"late"}
 
 
 @pytest.mark.parametrize("side", ["here", "there"])

@@ -321,8 +321,11 @@ def _place_of(
     """The place of the save as it stands, and the one whose commit holds its content: an earlier one of its name if
     it came back to what was published last."""
     named = [place for place in places if place.name == save.name]
+    if not named and marker:
+        msg = "it is marked complete, and is not published"
+        raise Stays(msg, passing=True)
     if not named:
-        msg = "it was never complete, or is no save"
+        msg = "no publisher found it complete, or it is no save"
         raise Stays(msg)
     newest = named[-1]
     if newest.fingerprint != bookkeeping.fingerprint(save):
@@ -347,7 +350,7 @@ def _record_of(
     """The commit of the place that stands. Raises Stays, IntegrityError, StoreError."""
     standing = [order for order, gone in commits[place.number] if not gone]
     if not standing:
-        msg = "its copy at the store was pruned: this is the last one"
+        msg = "its copy at the store was pruned: this is the last one; delete it by hand if you do not want it"
         raise Stays(msg)
     wanted = (execution.folder_id, names.encode(place.name), place.signal)
     for order in standing:
