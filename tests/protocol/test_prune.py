@@ -122,7 +122,9 @@ class TestWhatGoes:
         prune(store)
         assert names(store) == ["1.step-3", "1.step-4", "1.step-5"]
 
-    def test_with_every_byte_read_damage_of_the_same_size_does_not_count_either(self, store: Store, place: Path) -> None:
+    def test_with_every_byte_read_damage_of_the_same_size_does_not_count_either(
+        self, store: Store, place: Path
+    ) -> None:
         published(store, place, executions=1, saves=5)
         for newest in commits(store)[-2:]:
             key = f"{newest.parts[0].prefix}/inner/state.json"
