@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from typing import NoReturn
 
@@ -15,24 +13,25 @@ def main() -> NoReturn:
         from dispatch_agent.prologue import main as become  # noqa: PLC0415 (exec loads nothing it does not need)
 
         become(arguments[1:])
-    _end_on_sigterm()
-    from dispatch_agent.cli.main import run  # noqa: PLC0415 (exec loads nothing it does not need)
-
-    run(arguments)
+    _run(arguments, "dispatch-agent")
 
 
 def publish() -> NoReturn:
     """The console script `publish`: `dispatch-agent publish`."""
-    _end_on_sigterm()
-    from dispatch_agent.cli.main import run  # noqa: PLC0415 (exec loads nothing it does not need)
-
-    run(["publish", *sys.argv[1:]], name="publish")
+    _run(["publish", *sys.argv[1:]], "publish")
 
 
-def _end_on_sigterm() -> None:
-    """The kernel drops a SIGTERM that PID 1 has no handler for. Until `publish watch` sets its own, none has begun."""
-    if os.getpid() == 1:
-        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
+def _run(arguments: list[str], name: str) -> NoReturn:
+    # Before what takes long to import: a third of a second in which a SIGTERM may come.
+    from dispatch_agent.cli import early  # noqa: PLC0415 (exec loads nothing it does not need)
+
+    if arguments[:2] == ["publish", "watch"]:
+        early.hold()
+    else:
+        early.end()
+    from dispatch_agent.cli.main import run  # noqa: PLC0415 (as above)
+
+    run(arguments, name=name)
 
 
 if __name__ == "__main__":

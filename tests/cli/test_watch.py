@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import LARGE, Job, eventually, program, tree_of
+from tests.cli.conftest import LARGE, UNSET, Job, eventually, program, tree_of
 
 
 class TestPublishing:
@@ -382,3 +382,46 @@ def test_a_save_that_changes_after_its_mark_waits_for_the_next_one(job: Job) -> 
         watch.says("published save=step-1")
         watch.stop().passes()
     assert json.loads(job.commits()[0].read_bytes())["rule"] == "marker"
+
+
+class TestEarlyAndLate:
+    """What comes before a watch is ready, and what it leaves when it never was."""
+
+    def test_a_sigterm_that_comes_while_it_starts_drains(self, job: Job) -> None:
+        """The trainer ended at once: what it saved is published all the same."""
+        job.save("step-1")
+        watch = job.start()
+        try:
+            eventually(lambda: _handles(watch.process.pid, signal.SIGTERM), lambda: "it has no handler for SIGTERM")
+            watch.stop().passes()
+        finally:
+            watch.process.kill()
+            watch.process.wait()
+        assert job.published() == ["step-1"]
+
+    def test_what_it_could_not_claim_the_next_execution_recovers(self, job: Job) -> None:
+        """Its store never answered, but it has said whose folder it is."""
+        job.save("step-1")
+        nowhere = {**AWAY, "PUBLISH_START_TIMEOUT": "0"}
+        assert job.run("watch", "--once", "--dest", "s3://bucket/job", **nowhere).code == 10
+        later = job.later()
+        assert "step-1" in later.run("recover").passes().out
+        assert job.published() == ["step-1"]
+
+
+AWAY = {
+    "PUBLISH_DEST": UNSET,
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "a",
+    "AWS_SECRET_ACCESS_KEY": "b",
+    "AWS_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "1",
+}
+"""A store at a port where nobody listens."""
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, as proc(5) tells."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
+from dispatch_agent.cli import early
 from dispatch_agent.publish.watcher import Abort, Stop
 
 
@@ -19,6 +20,8 @@ def drain_on_signals(stop: Stop, drain_timeout: float) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, drain)
+    if early.came:
+        drain(signal.SIGTERM, None)
 
 
 def abort_within(seconds: float) -> None:

@@ -49,6 +49,8 @@ class Starter:
 
     def __call__(self) -> Publisher:
         """A publisher that has claimed. Raises StandBy, StoreTooWeak, and what `open_session` raises."""
+        if self.folder.is_dir():
+            self._mark()
         found = self.prove()
         if not self.folder.is_dir():
             # Making it would make it ours: a trainer under another UID could then not write into it.
@@ -83,6 +85,16 @@ class Starter:
         log = self.log.bind(term=session.claim.term)
         log.info("claimed", store=self.store.url, folder=str(self.folder))
         return Publisher(session, self.rule, log, self.progress, points=found.conditional_replace.value != "no")
+
+    def _mark(self) -> None:
+        """Say whose folder it is before the store is asked: if that never answers, a recovery still knows."""
+        bookkeeping.ensure(
+            self.folder,
+            job=self.identity.job_id or "",
+            epoch=self.identity.epoch,
+            attempt=self.identity.attempt,
+            folder_id=self.draw_nonce(),
+        )
 
     def _say_who_may_share(self) -> None:
         """A place in the folder's order is a name that is made once: where two hosts can both make it, two publishers
