@@ -48,7 +48,7 @@ def shell_lines(text: str) -> Iterator[list[str]]:
     """The words of every command line of ours in the `sh` blocks."""
     for block in re.findall(r"^```(?:sh|bash|shell)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            for part in re.split(r"&&|\|\||[|;]", line):
+            for part in re.split(r"&&|\|\||[|;&]", line):
                 try:
                     words = shlex.split(part, comments=True)
                 except ValueError:  # a quote that goes on in the next line: a script, not a line to type
