@@ -138,6 +138,11 @@ class TestSettings:
     def test_a_url_that_is_no_destination_is_refused(self, job: Job, url: str) -> None:
         job.run("list", "--dest", url).fails(3, url)
 
+    @pytest.mark.parametrize("command", ["watch", "publish", "latest", "probe"])
+    def test_a_destination_that_ends_with_the_process_is_refused(self, job: Job, command: str) -> None:
+        arguments = [job.write("step-1")] if command == "publish" else []
+        job.run(command, *arguments, "--dest", "memory://job").fails(3, "memory://job", "lives in this process alone")
+
     def test_storage_options_that_are_no_pairs_are_refused(self, job: Job) -> None:
         assert "geheim" not in job.run("list", "--storage-option", "geheim").fails(3, "= is missing", "KEY=VALUE")
 

@@ -54,7 +54,15 @@ def open_destination(given: dict[str, Any]) -> Store:
             )
             raise SettingsError(msg)
         storage[key] = value
-    return open_store(url, storage or None)
+    return open_lasting(url, storage or None)
+
+
+def open_lasting(url: str, storage: dict[str, object] | None = None) -> Store:
+    """The store at `url`, for commands, whose stores must outlive them. Raises SettingsError."""
+    if url.partition("://")[0] == "memory":
+        msg = f"the destination is {url!r}: it lives in this process alone, and is gone when it ends; name a folder"
+        raise SettingsError(msg)
+    return open_store(url, storage)
 
 
 def _is_secret(key: str, url: str) -> bool:
