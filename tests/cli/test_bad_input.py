@@ -560,6 +560,21 @@ class TestHostileStores:
         published.run("latest").fails(22, "format 2", "use a newer one")
         published.run("restore", place / "back").fails(22, "format 2", "use a newer one")
 
+    @pytest.mark.parametrize("what", ["commit", "manifest"])
+    def test_verify_does_not_call_a_newer_format_damaged(self, published: Job, what: str) -> None:
+        if what == "manifest":
+            self.rewrite(published, format=2)
+        else:
+            [commit] = published.commits()
+            commit.write_bytes(commit.read_bytes().replace(b'"format":1', b'"format":2'))
+        published.run("publish", published.save("step-2")).passes()
+        result = published.run("verify", "--all")
+        assert "damaged" not in result.fails(22, "format 2", "use a newer one")
+        assert [line.split()[0] for line in result.out.splitlines()] == ["intact", "newer"]
+        assert [item["state"] for item in published.run("verify", "--all", "--json").json] == ["intact", "newer"]
+        flip(next(path for path in published.data() if "step-2" in path.parts and path.name == "weights.bin"))
+        published.run("verify", "--all").fails(22, "1 of 2", "are damaged: step-2")
+
     @pytest.mark.parametrize(
         ("old", "new"),
         [

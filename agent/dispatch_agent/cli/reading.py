@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -13,7 +13,7 @@ from dispatch_agent import cluster
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
-from dispatch_agent.errors import Incomplete, IntegrityError, SettingsError
+from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, SettingsError
 from dispatch_agent.publish import listing, pointer, reader
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.keys import key_of
@@ -146,7 +146,8 @@ def restore(
 @options.workers
 @options.as_json
 def verify(save: str | None, everything: bool, workers: int, as_json: bool, **given: Any) -> None:
-    """Read what is published back and compare every byte with its sha256. Exit 22 if anything is damaged."""
+    """Read what is published back and compare every byte with its sha256. Exit 22 if anything is damaged, or written by
+    a newer version than this, which cannot tell."""
     store = _store(given)
     if everything:
         items = list(reader.published(store, _encoded(save)))
@@ -158,15 +159,22 @@ def verify(save: str | None, everything: bool, workers: int, as_json: bool, **gi
     results = [(str(item.order), *_verified(store, item, workers)) for item in items]
     if as_json:
         display.print_json(
-            [{"order": order, "save": name, "problem": problem or None} for order, name, problem in results]
+            [
+                {"order": order, "save": name, "state": _state(error), "problem": str(error) if error else None}
+                for order, name, error in results
+            ]
         )
     else:
-        for order, name, problem in results:
-            click.echo(f"{'DAMAGED' if problem else 'intact '}  {order}  {name}  {problem}".rstrip())
-    damaged = [name or order for order, name, problem in results if problem]
+        for order, name, error in results:
+            state = _state(error)
+            click.echo(f"{state.upper() if state == 'damaged' else state:7}  {order}  {name}  {error or ''}".rstrip())
+    damaged = [name or order for order, name, error in results if _state(error) == "damaged"]
     if damaged:
         msg = f"{len(damaged)} of {len(results)} published saves at {store.url} are damaged: {damaged[0]}"
         raise IntegrityError(msg)
+    newer = next((error for _, _, error in results if error is not None), None)
+    if newer is not None:
+        raise newer
 
 
 @click.command()
@@ -235,18 +243,25 @@ def _pointed(store: Store) -> str | None:
     return at.commit if at else None
 
 
-def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, str]:
+def _state(error: IntegrityError | None) -> Literal["intact", "newer", "damaged"]:
+    if error is None:
+        return "intact"
+    return "newer" if isinstance(error, NewerFormat) else "damaged"
+
+
+def _verified(store: Store, item: reader.Published, workers: int) -> tuple[str, IntegrityError | None]:
+    """The save's name as far as it is known, and what is wrong with it."""
     if item.record is None:
-        return "", str(item.error)
+        return "", item.error
     name = display.shown_name(item.record.save)
     tick = display.progress("verifying", CLOCK)(name, item.record.size)
     try:
         reader.verify(store, item.record, tick=tick, workers=workers)
     except IntegrityError as error:
         if listing.pruned(store, item.record):
-            return f"{name} (pruned meanwhile)", ""
-        return name, str(error)
-    return name, ""
+            return f"{name} (pruned meanwhile)", None
+        return name, error
+    return name, None
 
 
 def _encoded(save: str | None) -> str | None:
