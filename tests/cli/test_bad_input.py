@@ -189,12 +189,15 @@ class TestStores:
         save = job.write("step-1")
         weak.run("publish", save).fails(12, "cannot refuse a lost race", "--accept-weak-store")
         weak.run("probe").fails(12, "cannot refuse a lost race")
+        assert weak.run("probe", "--json").json["publishing"] is None
         client = rclone_bucket.client()
         keys = [item["Key"] for item in client.list_objects_v2(Bucket=rclone_bucket.name).get("Contents", [])]
         client.close()
         assert keys == [], "the probe tidies up, and nothing else was written"
         weak.run("publish", save, "--accept-weak-store").passes()
         assert weak.run("latest").passes().out == "step-1\n"
+        accepted = weak.run("probe", "--json", "--accept-weak-store").passes().json
+        assert accepted["publishing"] in weak.run("probe", "--accept-weak-store").passes().out.splitlines()[-1]
 
     @SEAWEED
     def test_one_that_loses_a_race_is_refused_though_it_passes_in_turn(self, job: Job, rclone_bucket: Bucket) -> None:

@@ -13,7 +13,7 @@ from dispatch_agent import cluster
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
-from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, SettingsError
+from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, SettingsError, StoreTooWeak
 from dispatch_agent.publish import listing, pointer, reader
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.keys import key_of
@@ -189,6 +189,11 @@ def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any)
         given["dest"] = url
     store = _store(given)
     found = probe_store(store)
+    refused: StoreTooWeak | None = None
+    try:
+        require(found, accept_weak=accept_weak_store)
+    except StoreTooWeak as error:
+        refused = error
     rows = {
         "conditional create": found.conditional_create,
         "conditional replace": found.conditional_replace,
@@ -199,7 +204,13 @@ def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any)
     if as_json:
         supports = {name: {"value": s.value, "source": s.source, "reason": s.reason} for name, s in rows.items()}
         display.print_json(
-            {"store": store.url, "supports": supports, "checksum": found.checksum, "saw": list(found.saw)}
+            {
+                "store": store.url,
+                "supports": supports,
+                "checksum": found.checksum,
+                "saw": list(found.saw),
+                "publishing": None if refused else _follows(found),
+            }
         )
     else:
         click.echo(store.url)
@@ -212,7 +223,8 @@ def probe(url: str | None, accept_weak_store: bool, as_json: bool, **given: Any)
         for sentence in found.saw:
             if sentence not in {support.reason for support in rows.values()}:
                 click.echo(f"seen: {sentence}")
-    require(found, accept_weak=accept_weak_store)
+    if refused:
+        raise refused
     if not as_json:
         click.echo(f"publishing here: {_follows(found)}")
 
