@@ -6,6 +6,7 @@ import re
 import resource
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import Job, run
 
 TRAINING = 4.0  # seconds: some steps of one, two of a half
@@ -45,3 +46,17 @@ def test_the_demo_touches_no_folder_that_is_there(place: Path) -> None:
     (place / "mine").mkdir()
     run("dispatch-agent", "demo", "--dir", place / "mine").fails(3, str(place / "mine"), "must not exist")
     assert list((place / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["claims", "commits"])
+def test_the_demo_is_refused_where_something_was_published(place: Path, there: str) -> None:
+    folder = place / "store" / there / "00000000000001000001"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text("{}")
+    arguments = ("--dir", place / "demo", "--dest", place / "store")
+    run("dispatch-agent", "demo", *arguments).fails(3, str(place / "store"), there, "must be empty")
+    assert not (place / "demo").exists()
+
+
+def test_the_demo_is_refused_a_destination_that_ends_with_each_of_its_processes(place: Path) -> None:
+    run("dispatch-agent", "demo", "--dir", place / "demo", "--dest", "memory://demo").fails(3, "this process alone")

@@ -19,9 +19,11 @@ from typing import IO, Any
 import click
 
 from dispatch_agent.cli import demo_job
+from dispatch_agent.cli.environment import open_lasting
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import AgentError, Fenced, SettingsError
 from dispatch_agent.identity import new_job_id
+from dispatch_agent.publish import keys
 
 AGENT = (sys.executable, "-I", "-m", "dispatch_agent")
 PATIENCE = 30.0
@@ -50,13 +52,15 @@ class Execution:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to work; must not exist yet. [default: a new folder under the temporary folder]",
 )
-@click.option("--dest", help="Publish there instead of to a folder. Must hold nothing of this job yet.")
+@click.option("--dest", help="Publish there instead of to a folder; must be empty.")
 def demo(folder: Path | None, dest: str | None) -> None:
     """A preempted job in under 20 seconds: no cluster, no cloud.
 
     A first execution publishes, is frozen, is replaced by a second one with a higher epoch, and wakes up: its late save
     must not replace the newer one.
     """
+    if dest is not None:
+        _check_empty(dest)
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="dispatch-demo-"))
     else:
@@ -80,6 +84,15 @@ def demo(folder: Path | None, dest: str | None) -> None:
     click.echo(f"  cat {folder}/execution-1.log      what the stale publisher saw")
 
 
+def _check_empty(dest: str) -> None:
+    """Every demo plays the same epochs, and what was published there before has them under another attempt."""
+    with contextlib.closing(open_lasting(dest)) as store:
+        there = [prefix for prefix in (keys.CLAIMS, keys.COMMITS) if store.folders(prefix)]
+    if there:
+        msg = f"--dest {dest}: something was published there before ({there[0]}/); it must be empty, name another place"
+        raise SettingsError(msg)
+
+
 def _play(stage: Stage, running: contextlib.ExitStack) -> None:
     _say("1", "The first execution starts: the trainer behind `dispatch-agent exec`, `publish watch` beside it.")
     first = running.enter_context(stage.execution(1, steps=1000, pace=1.0))
@@ -96,10 +109,10 @@ def _play(stage: Stage, running: contextlib.ExitStack) -> None:
     _say("4", "The first one wakes up (SIGCONT), finishes its next save and tries to publish it.")
     first.send(signal.SIGCONT)
     code = first.sidecar.wait(PATIENCE)
-    click.echo(f"     its publisher exits {code} (fenced): {_last_error(first.log)}")
     if code != Fenced.exit_code:
         msg = f"the stale publisher exited {code}, expected {Fenced.exit_code}; see {first.log}"
         raise AgentError(msg)
+    click.echo(f"     its publisher exits {code} (fenced): {_last_error(first.log)}")
     click.echo(f"     its saves are still there, locally: {stage.root}/exec/{first.attempt}/")
 
     _say("5", "Nothing went back:")
