@@ -104,7 +104,8 @@ class TestReport:
     def test_nothing_to_recover(self, job: Job) -> None:
         assert job.run("recover").passes().out == f"nothing    to recover in {job.root / 'exec'}\n"
         shutil.rmtree(job.root / "exec")
-        assert job.run("recover", "--json").passes().json == []
+        first = job.run("recover", "--json").passes()
+        assert (first.json, first.err) == ([], ""), "no exec/ yet is how every first execution finds its volume"
 
     def test_a_root_that_is_not_there_is_said(self, job: Job) -> None:
         assert "is that the right volume?" in job.run("recover", "--root", job.root / "typo").passes().err
@@ -114,6 +115,30 @@ class TestReport:
         left.later().run("recover").passes()
         said = left.later().run("recover").passes().out
         assert said == f"nothing    is left to publish of 1 older execution(s) in {left.root / 'exec'}\n"
+
+    def test_beside_others_they_are_counted_as_the_others(self, left: Job) -> None:
+        left.later().run("recover").passes()
+        shutil.rmtree(left.folder / "step-3")
+        later = left.later()
+        later.save("step-9")
+        later.run("publish", later.save("step-8")).passes()
+        lines = later.later(later.epoch + 1, "1.17.3").run("recover").passes().out.splitlines()
+        assert lines[0] == f"recovered  {later.attempt} (epoch {later.epoch})"
+        assert lines[-1] == f"nothing    is left to publish of the 1 other(s) in {left.root / 'exec'}"
+
+    def test_what_publishes_an_unknown_folder_by_hand_is_said_and_works(self, job: Job) -> None:
+        mark_complete(job.write("step-1"))
+        mark_complete(job.write("step-2"))
+        mark_complete(job.write("step-3"))
+        shutil.rmtree(job.folder / "step-3")
+        [said] = job.later().run("recover").passes().out.splitlines()
+        assert said.startswith(f"unknown    {job.attempt}: it has no .dispatch/execution.json")
+        assert "its epoch is not known here; 2 save(s) in it are marked complete" in said
+        *variables, program, subcommand, option = said.partition("by hand with ")[2].rsplit(" ", 3)
+        assert program == "publish"
+        line = variables[0].replace("<its epoch>", str(job.epoch))
+        job.run(subcommand, option, **dict(word.split("=") for word in line.split())).passes()
+        assert job.published() == ["step-1", "step-2"]
 
     def test_a_fenced_one_says_what_it_still_holds(self, left: Job) -> None:
         later = left.later()

@@ -130,7 +130,8 @@ def _show(results: Sequence[Recovered], folder: Path) -> None:
         for save in result.saves:
             click.echo(f"  {save.result:9}  {_shown(save.name)}{': ' if save.reason else ''}{save.reason}")
     if silent:
-        click.echo(f"nothing    is left to publish of {silent} older execution(s) in {folder}")
+        which = f"{silent} older execution(s)" if silent == len(results) else f"the {silent} other(s)"
+        click.echo(f"nothing    is left to publish of {which} in {folder}")
     elif not results:
         click.echo(f"nothing    to recover in {folder}")
 

@@ -252,7 +252,7 @@ def _record(folder: Path) -> Execution:
     os.scandir(folder).close()  # whether we may look into it at all
     execution = bookkeeping.read_execution(folder)
     if execution is None:
-        msg = "it has no .dispatch/execution.json, so no publisher ever had it"
+        msg = f"it has no .dispatch/execution.json, so no publisher ever had it{_by_hand(folder)}"
         raise _NotOurs(msg, "unknown")
     try:
         parse_attempt(execution.attempt)
@@ -268,6 +268,17 @@ def _record(folder: Path) -> Execution:
         msg = f"its record is that of attempt {execution.attempt}: a folder that was copied or renamed"
         raise _NotOurs(msg, execution=execution)
     return execution
+
+
+def _by_hand(folder: Path) -> str:
+    """What a folder without a record holds all the same, and how it is published; nothing if nothing is marked."""
+    marked = [name for name in bookkeeping.markers(folder) if os.path.lexists(os.fsencode(folder) + b"/" + name)]
+    if not marked:
+        return ""
+    return (
+        f", and its epoch is not known here; {len(marked)} save(s) in it are marked complete, and published by hand "
+        f"with DISPATCH_EPOCH=<its epoch> DISPATCH_ATTEMPT={names.shown(os.fsencode(folder.name))} publish watch --once"
+    )
 
 
 def _committed(starter: Starter, executions: Iterable[str]) -> dict[int, set[int]]:
