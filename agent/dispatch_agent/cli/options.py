@@ -56,7 +56,7 @@ log_level = option(
     show_default=True,
     help="The least important lines that are still written.",
 )
-save_name = option("--save", "save", metavar="NAME", help="Only this save, not the newest of all.")
+save_name = option("--save", "save", metavar="NAME", help="Look only at saves of this name.")
 
 
 class Seconds(click.FloatRange):
@@ -129,7 +129,8 @@ publishing = together(
         "--shared-volume/--node-local",
         "shared_volume",
         default=None,
-        help="Whether all nodes write to one volume. Must be said when the job has several nodes.",
+        help="Whether all nodes write to one volume. Must be said when the job has several nodes; --node-local is not in "
+        "this version yet, and refused.",
     ),
     option(
         "--accept-weak-store",
