@@ -51,10 +51,10 @@ def exec_command(command: tuple[str, ...]) -> None:
 
     Does what prologue.sh does. Refuses with 125, and says why, where the counters give no valid identity.
 
-    With PUBLISH_ROOT set, an identity from the cluster's counters is also marked as started, for this rank, and a second
-    start under it (a container restarted in place) is refused. `exec --allow-rank-restart -- CMD`, or
+    With PUBLISH_ROOT set, an identity from the cluster's counters is also marked as started, for this rank, and a
+    second start under it (a container restarted in place) is refused. `exec --allow-rank-restart -- CMD`, or
     AGENT_ALLOW_RANK_RESTART=1, accepts that and says that the identity is weakened. A pair of DISPATCH_EPOCH and
-    DISPATCH_ATTEMPT that is set already makes no mark and refuses nothing: whoever set it sees to it that it is new.
+    DISPATCH_ATTEMPT that is set already makes no mark: whoever set it sees to it that it is new.
     """
     raise AssertionError(command)  # __main__ sends `exec` to the entry agent; only its --help comes here
 

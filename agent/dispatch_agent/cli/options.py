@@ -129,8 +129,8 @@ publishing = together(
         "--shared-volume/--node-local",
         "shared_volume",
         default=None,
-        help="Whether all nodes write to one volume. Must be said when the job has several nodes; --node-local is not in "
-        "this version yet, and refused.",
+        help="Whether all nodes write to one volume. Must be said when the job has several nodes; --node-local is not "
+        "in this version yet, and refused.",
     ),
     option(
         "--accept-weak-store",

@@ -68,8 +68,8 @@ def publish() -> None:
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a store that does not answer at the start is tried again before exit 10; with --once also how long to "
-    "wait for a folder that is missing, or that another publisher has, before exit 20.",
+    help="How long a store that does not answer at the start is tried again before exit 10; with --once also how long "
+    "to wait for a folder that is missing, or that another publisher has, before exit 20.",
 )
 @options.option(
     "--rescan",
