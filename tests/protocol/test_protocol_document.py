@@ -35,7 +35,8 @@ def fields_in_table(after: str) -> set[str]:
 
 class TestExamples:
     def test_the_folder_claim_is_ours(self) -> None:
-        assert records.folder_of_claim(FOLDER_CLAIM, "claims/x") == NEWEST.nonce
+        folder = records.folder_of_claim(FOLDER_CLAIM, "claims/x")
+        assert folder == records.parse_commit(COMMIT, keys.commit_key(NEWEST)).folder
         assert records.folder_claim_bytes(**_fields(FOLDER_CLAIM)) == FOLDER_CLAIM
 
     def test_the_manifest_is_ours_and_the_commit_names_it(self) -> None:
