@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +57,9 @@ class Machine:
     shell: str
     job: Job
 
-    def run(self, script: str, **environ: str) -> Running:
-        """The script in the background, in a process group of its own."""
+    @contextmanager
+    def started(self, script: str, **environ: str) -> Iterator[Running]:
+        """The script in the background, in a process group of its own, and nothing of it afterwards."""
         log = self.home / "log"
         programs = {str(Path(program(name)).parent) for name in ("publish", "dispatch-agent")}
         path = os.pathsep.join([str(self.home / "bin"), *programs, os.environ["PATH"]])
@@ -72,18 +73,19 @@ class Machine:
                 stderr=out,
                 start_new_session=True,
             )
-        return Running(process, log)
+        try:
+            yield Running(process, log)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     @contextmanager
     def running(self, script: str = SCRIPT, **environ: str) -> Iterator[Running]:
-        """The script while its trainer trains, and nothing of it afterwards."""
-        running = self.run(script, **environ)
-        try:
+        """The script while its trainer trains."""
+        with self.started(script, **environ) as running:
             eventually((self.home / "trains").exists, lambda: running.said)
             yield running
-        finally:
-            kill_group(running.process.pid)
-            running.process.wait()
 
     def ends(self, running: Running) -> int:
         """Its exit code, once it and all that it started are gone."""
@@ -95,13 +97,6 @@ class Machine:
     def let_go(self, running: Running) -> int:
         (self.home / "go").touch()
         return self.ends(running)
-
-
-def kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def again(script: str, restart: int) -> str:
@@ -156,15 +151,15 @@ def test_where_restore_fails_nothing_is_trained(machine: Machine) -> None:
     (machine.home / "trains").unlink()
     for path in machine.job.data():
         flip(path)
-    second = machine.run(again(SCRIPT, 1))
-    assert machine.ends(second) == 22, second.said
+    with machine.started(again(SCRIPT, 1)) as second:
+        assert machine.ends(second) == 22, second.said
     assert not (machine.home / "trains").exists()
 
 
 def test_where_the_store_is_not_to_be_had_nothing_is_trained(machine: Machine) -> None:
     machine.job.store.write_bytes(b"no folder")
-    running = machine.run(SCRIPT)
-    assert machine.ends(running) != 0, running.said
+    with machine.started(SCRIPT) as running:
+        assert machine.ends(running) != 0, running.said
     assert not (machine.home / "trains").exists()
 
 
