@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,32 @@ class TestBesidePublishers:
         with pytest.raises(NewerFormat):
             prune(store)
         assert everything_in(store) == before
+
+    @pytest.mark.parametrize("lost", ["pruned", "damaged"])
+    def test_a_save_whose_copy_is_gone_is_published_anew_when_it_is_said_again(
+        self, lost: str, store: Store, place: Path
+    ) -> None:
+        """Its content is that of the generation before, but the store has that no more."""
+        execution = published(store, place, executions=1, saves=3)[0]
+        first = commits(store)[0]
+        if lost == "pruned":
+            prune(store)
+        else:
+            store.delete(next(iter(store.list(first.parts[0].prefix))).key)
+        execution.save("step-1", small("1.1"))
+        assert Bench(store).run(execution) is None
+        again = commits(store)[-1]
+        assert (again.save, again.generation, again.content) == ("step-1", 2, first.content)
+        assert restored(store, place / "back") == "1.1"
+
+    def test_a_record_that_names_another_ones_data_takes_nothing_from_it(self, store: Store, place: Path) -> None:
+        """No publisher writes such a record."""
+        published(store, place)
+        newest = commits(store)[-1]
+        forged = replace(newest, order=replace(newest.order, epoch=5))
+        store.create(forged.key, records.commit_bytes(forged))
+        prune(store)
+        assert restored(store, place / "back") == "3.3"
 
 
 class TestBesideReaders:

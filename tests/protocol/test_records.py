@@ -34,8 +34,8 @@ PARTS = st.builds(
     names=st.sampled_from(["encoded", "raw"]),
     manifest=st.just("data/1-a/s/00000.0123456789ab.000001.json"),
     manifest_sha256=TEXTS,
-    files=st.integers(0),
-    size=st.integers(0),
+    files=st.integers(0, records.GREATEST),
+    size=st.integers(0, records.GREATEST),
 )
 COMMITS = st.builds(
     CommitRecord,
@@ -45,12 +45,12 @@ COMMITS = st.builds(
     folder=TEXTS,
     save=NAMES.map(names.encode),
     kind=st.sampled_from(["file", "folder"]),
-    generation=st.integers(1),
+    generation=st.integers(1, records.GREATEST),
     content=TEXTS,
     rule=TEXTS,
     mark=TEXTS,
     newest_ns=st.integers(-(10**19), 10**19),
-    sequence=st.none() | st.integers(0),
+    sequence=st.none() | st.integers(0, records.GREATEST),
     token=TEXTS,
     parts=st.lists(PARTS, min_size=1, max_size=3).map(tuple),
     committed_at=TEXTS,
@@ -127,15 +127,36 @@ def test_a_commit_record_with_an_odd_field_is_refused_and_the_field_named(field:
         records.parse_commit(json.dumps(document).encode(), RECORD.key)
 
 
-@pytest.mark.parametrize("prefix", ["../x", "data/../../x", "/etc", "data//x", "."])
-def test_a_part_that_leads_out_of_the_store_is_refused(prefix: str) -> None:
+@pytest.mark.parametrize("field", ["prefix", "manifest"])
+@pytest.mark.parametrize("path", ["../x", "data/../../x", "/etc", "data//x", ".", "", "a\0b", ".~dispatch.x", "\ud800"])
+def test_a_part_that_leads_out_of_the_store_is_refused(field: str, path: str) -> None:
     document = json.loads(records.commit_bytes(RECORD))
-    document["parts"][0]["prefix"] = prefix
-    with pytest.raises(IntegrityError, match="leaves the store"):
+    document["parts"][0][field] = path
+    with pytest.raises(IntegrityError, match="do not trust it"):
         records.parse_commit(json.dumps(document).encode(), RECORD.key)
 
 
-@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"\xff\xfe", b"{}", b'{"format": 2}', b'{"format": "1"}'])
+@pytest.mark.parametrize("size", [-1, 2**63, 10**400])
+def test_a_size_that_nothing_has_is_refused(size: int) -> None:
+    document = json.loads(records.commit_bytes(RECORD))
+    document["parts"][0]["size"] = size
+    with pytest.raises(IntegrityError):
+        records.parse_commit(json.dumps(document).encode(), RECORD.key)
+
+
+@pytest.mark.parametrize("name", ["{}\n", "{}.json", "x{}"])
+def test_a_key_that_only_resembles_a_commit_is_none(name: str) -> None:
+    head, _, last = RECORD.key.rpartition("/")
+    assert keys.parse_commit_key(f"{head}/{name.format(last)}") is None
+
+
+def test_digits_of_other_scripts_are_none() -> None:
+    assert keys.parse_commit_key(RECORD.key.replace("1", "\u0661")) is None
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"[" * 200_000, b"\xff\xfe", b"{}", b'{"format": 2}', b'{"format": "1"}']
+)
 def test_what_is_no_record_of_this_format_is_refused(data: bytes) -> None:
     for parse in (lambda: records.parse_commit(data, RECORD.key), lambda: records.parse_pointer(data)):
         with pytest.raises(IntegrityError):

@@ -27,12 +27,12 @@ COMMITS = "commits"
 DATA = "data"
 PRUNED = "pruned"
 
-_COMMIT_NAME = re.compile(r"^(\d{4})\.(\d{6})\.([0-9a-f]{12})\.json$")
-_FOLDER_CLAIM = re.compile(r"^(\d{5})\.(\d{4})(?:\.([0-9a-f]+))?\.json$")
-_RESUME = re.compile(r"^resume\.(\d+)\.json$")
-_EPOCH_NAME = re.compile(r"^\d{20}$")
-_PART = re.compile(r"^(data/\d{20}-[^/]+/[^/]+/\d{5}\.[0-9a-f]{12}\.\d{6})(?:\.json|/.+)$", re.DOTALL)
-_DATA_EPOCH = re.compile(r"^data/(\d{20})-")
+_COMMIT_NAME = re.compile(r"([0-9]{4})\.([0-9]{6})\.([0-9a-f]{12})\.json")
+_FOLDER_CLAIM = re.compile(r"([0-9]{5})\.([0-9]{4})(?:\.([0-9a-f]+))?\.json")
+_RESUME = re.compile(r"resume\.([0-9]+)\.json")
+_EPOCH_NAME = re.compile(r"[0-9]{20}")
+_PART = re.compile(r"(data/[0-9]{20}-[^/]+/[^/]+/[0-9]{5}\.[0-9a-f]{12}\.[0-9]{6})(?:\.json|/.+)", re.DOTALL)
+_DATA_EPOCH = re.compile(r"data/([0-9]{20})-")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,13 +76,13 @@ def weak_folder_claim_key(epoch: int, rank: int, term: int, folder: str) -> str:
 
 def parse_folder_claim(name: str) -> tuple[int, int] | None:
     """(rank, term) of a folder claim's last component; None for anything else."""
-    match = _FOLDER_CLAIM.match(name)
+    match = _FOLDER_CLAIM.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def is_resume_claim(name: str) -> bool:
     """Whether a claim's last component is what the ranks of an execution agreed to resume from."""
-    return _RESUME.match(name) is not None
+    return _RESUME.fullmatch(name) is not None
 
 
 def commit_key(order: Order) -> str:
@@ -101,14 +101,14 @@ def parse_commit_key(key: str, folder: str = COMMITS) -> Order | None:
     """The order in a commit's (or tombstone's) key; None for a key that is neither."""
     head, _, rest = key.partition("/")
     epoch, _, name = rest.partition("/")
-    match = _COMMIT_NAME.match(name)
-    if head != folder or not match or not _EPOCH_NAME.match(epoch):
+    match = _COMMIT_NAME.fullmatch(name)
+    if head != folder or not match or not _EPOCH_NAME.fullmatch(epoch):
         return None
     return Order(int(epoch), int(match[1]), int(match[2]), match[3])
 
 
 def parse_epoch_folder(name: str) -> int | None:
-    return int(name) if _EPOCH_NAME.match(name) else None
+    return int(name) if _EPOCH_NAME.fullmatch(name) else None
 
 
 def part_prefix(epoch: int, attempt: str, save: str, rank: int, nonce: str, try_number: int) -> str:
@@ -121,7 +121,7 @@ def manifest_key(prefix: str) -> str:
 
 def part_of(key: str) -> str | None:
     """The prefix of the part that a file or a manifest below `data/` belongs to; None for a key that is neither."""
-    match = _PART.match(key)
+    match = _PART.fullmatch(key)
     return match[1] if match else None
 
 

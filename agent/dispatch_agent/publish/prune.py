@@ -30,7 +30,6 @@ from dispatch_agent.publish import keys, listing, pointer, reader, records, rete
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.publish.records import CommitRecord, Part
-from dispatch_agent.publish.verify import check_sizes
 from dispatch_agent.store.base import KeyMissing, Store
 from dispatch_agent.store.capabilities import Leftover, Sweeps
 
@@ -115,6 +114,9 @@ def plan(store: Store, *, newest: int, every: int | None, workers: int, full: bo
     )
     doomed |= _too_late(store, found, data, dead)
     named = {part.data for record in found.values() for part in record.parts}
+    kept = {part.data for order, record in found.items() if order not in doomed for part in record.parts}
+    # What two commits name, stays: no publisher of ours does that, and one of the two is to be kept.
+    going = {prefix: sizes for prefix, sizes in data.items() if prefix not in kept}
     unreadable = {order.epoch for order in there if order not in found}
     litter: list[Litter] = []
     unfinished: dict[str, dict[str, int]] = {}
@@ -132,7 +134,7 @@ def plan(store: Store, *, newest: int, every: int | None, workers: int, full: bo
         doomed=tuple(
             sorted(
                 [
-                    *(_doomed(found[order], data) for order in doomed if order in found),
+                    *(_doomed(found[order], going) for order in doomed if order in found),
                     *_interrupted(store, gone, unfinished, workers),
                 ],
                 key=lambda item: item.record.order,
@@ -213,15 +215,11 @@ def _resumed(store: Store, there: list[Order]) -> frozenset[Order]:
 
 
 def _whole(store: Store, record: CommitRecord, workers: int, *, full: bool) -> bool:
-    """Whether the manifests are as committed and every file has its size, or if `full` its bytes: what counts as a save
-    that is kept."""
+    """What counts as a save that is kept: whole by its sizes, or if `full` by its bytes."""
+    if not full:
+        return reader.whole(store, record)
     try:
-        for part in record.parts:
-            manifest = reader.manifest_of(store, part)
-            if part.names == "encoded":
-                check_sizes(store, part, manifest)
-        if full:
-            reader.verify(store, record, tick=lambda _: None, workers=workers)
+        reader.verify(store, record, tick=lambda _: None, workers=workers)
     except IntegrityError:
         return False
     return True

@@ -24,7 +24,7 @@ from dispatch_agent.checkpoint.manifest import Manifest
 from dispatch_agent.checkpoint.save import Complete, Snapshot, Verdict
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import Conflict, OutcomeUnknown, SourceChanged, StoreUnavailable
-from dispatch_agent.publish import keys, records, upload
+from dispatch_agent.publish import keys, listing, reader, records, upload
 from dispatch_agent.publish.claims import Claim, check_fence, check_seal
 from dispatch_agent.publish.commit import check_manifests, commit
 from dispatch_agent.publish.keys import Order
@@ -51,10 +51,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The last committed generation of the same name in the same folder: its number and the digest of its content."""
+    """The last committed generation of the same name in the same folder: its number, and its record if it is known."""
 
     generation: int = 0
-    content: str = ""
+    record: CommitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def prepare(
 ) -> CommitRecord | None:
     """Everything up to the commit: the record to commit, whose bytes are all stored and verified.
 
-    None if the content is that of the previous generation. Raises Fenced, SourceChanged, IntegrityError, Conflict,
-    StoreError, and whatever `tick` raises.
+    None if the content is that of the previous generation, which the store still has whole. Raises Fenced,
+    SourceChanged, IntegrityError, Conflict, StoreError, and whatever `tick` raises.
     """
     check_fence(session.store, session.claim)
     manifests.check_entries(placed.snapshot)
@@ -109,7 +109,7 @@ def prepare(
         placed.snapshot, digests, rank=session.claim.rank, ranks=1, token=placed.place.signal.token
     )
     content = manifests.content_digest(manifest)
-    if content == previous.content:
+    if previous.record and content == previous.record.content and _still_there(session, previous.record):
         return None
     part = _part(session, placed, manifest, prefix)
     if part.names == "encoded":
@@ -155,6 +155,11 @@ def stands(session: Session, record: CommitRecord) -> bool:
     if there:
         check_seal(session.store, session.claim, record.key)
     return there
+
+
+def _still_there(session: Session, record: CommitRecord) -> bool:
+    """Whether the store still has that content: a copy that was pruned or lost is no reason not to send it again."""
+    return not listing.pruned(session.store, record) and reader.whole(session.store, record)
 
 
 def _store(session: Session, placed: Placed, prefix: str, tick: upload.Tick) -> dict[bytes, Uploaded]:

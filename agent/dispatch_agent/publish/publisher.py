@@ -374,7 +374,7 @@ class Publisher:
             # Its content is unknown, so this one counts as another; how many came before is known.
             self.log.once("error", str(error), "commit unreadable", error=str(error))
             return Previous(len(earlier))
-        return Previous(record.generation, record.content)
+        return Previous(record.generation, record)
 
     def _done(self, place: Place) -> bool:
         return place.number in self._committed or place.number in self._finished

@@ -104,3 +104,15 @@ def verify(store: Store, record: CommitRecord, *, tick: Tick, workers: int) -> N
 
         with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="verify") as pool:
             list(pool.map(check, manifest.files))
+
+
+def whole(store: Store, record: CommitRecord) -> bool:
+    """Whether the manifests are as committed and every file has its size. Raises StoreError."""
+    try:
+        for part in record.parts:
+            manifest = manifest_of(store, part)
+            if part.names == "encoded":
+                verification.check_sizes(store, part, manifest)
+    except IntegrityError:
+        return False
+    return True

@@ -12,8 +12,10 @@ from dispatch_agent.checkpoint import names
 from dispatch_agent.errors import IntegrityError, NewerFormat
 from dispatch_agent.publish import keys
 from dispatch_agent.publish.keys import Order
+from dispatch_agent.store import keys as store_keys
 
 FORMAT = 1
+GREATEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ def resume_choice(data: bytes, key: str) -> Order | None:
 def _document(data: bytes, key: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"{key} is not JSON ({error}); it is damaged or not ours"
         raise IntegrityError(msg) from error
     if not isinstance(document, dict):
@@ -291,7 +293,11 @@ def _name(document: dict[str, Any], field: str, key: str) -> str:
 
 
 def _number(document: dict[str, Any], field: str, key: str) -> int:
-    return int(_field(document, field, key, int, "a whole number"))
+    number = int(_field(document, field, key, int, "a whole number"))
+    if not 0 <= number <= GREATEST:
+        msg = f"{key} has {field}={str(number)[:40]}, which nobody counts to; it is damaged or not ours"
+        raise IntegrityError(msg)
+    return number
 
 
 def _decimal(document: dict[str, Any], field: str, key: str) -> int:
@@ -346,7 +352,12 @@ def _part(document: Any, key: str) -> Part:
 
 
 def _inside(path: str, key: str) -> str:
-    if any(piece in ("", ".", "..") for piece in path.split("/")):
-        msg = f"{key} names {path!r}, which leaves the store; do not trust it"
+    try:
+        store_keys.split_prefix(path)
+    except ValueError as error:
+        msg = f"{key} names {path[:300]!r}, which is no key within the store ({error}); do not trust it"
+        raise IntegrityError(msg) from error
+    if not path.isascii() or not path:
+        msg = f"{key} names {path[:300]!r}, which is no encoded key; do not trust it"
         raise IntegrityError(msg)
     return path
