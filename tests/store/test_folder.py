@@ -188,6 +188,8 @@ def test_links_inside_the_store_lead_nowhere(store: PosixStore, tmp_path: Path) 
         lambda: store.put("folder/new", b"1"),
         lambda: store.delete("folder/secret"),
         lambda: list(store.list("folder")),
+        lambda: list(store.list("real")),
+        lambda: store.folders("real"),
     ]
     for use in uses:
         with pytest.raises(StoreDenied, match="symbolic link"):

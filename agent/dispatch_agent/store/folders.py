@@ -135,20 +135,21 @@ def drop_lock(folder: int, name: str) -> None:
         os.close(lock)
 
 
-def walk(folder: int, below: str = "") -> Iterator[tuple[str, int]]:
-    """Path and size of every regular file below an open folder; what vanishes meanwhile is left out. Raises OSError."""
-    for entry in _entries(folder):
+def walk(folder: int, below: str = "", *, strict: bool = False) -> Iterator[tuple[str, int]]:
+    """Path and size of every regular file below an open folder; what vanishes meanwhile is left out. Raises OSError:
+    where it is `strict`, also for a symbolic link, which may hide what stood there."""
+    for entry in _entries(folder, strict=strict):
         if entry.is_dir(follow_symlinks=False):
             with suppress(FileNotFoundError), _child(folder, entry.name) as child:
-                yield from walk(child, f"{below}{entry.name}/")
+                yield from walk(child, f"{below}{entry.name}/", strict=strict)
         elif entry.is_file(follow_symlinks=False):
             with suppress(FileNotFoundError):
                 yield below + entry.name, os.stat(entry.name, dir_fd=folder, follow_symlinks=False).st_size
 
 
-def subfolders(folder: int) -> list[str]:
-    """The names of the real folders directly in an open folder. Raises OSError."""
-    return [entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
+def subfolders(folder: int, *, strict: bool = False) -> list[str]:
+    """The names of the real folders directly in an open folder. Raises OSError, as `walk` does."""
+    return [entry.name for entry in _entries(folder, strict=strict) if entry.is_dir(follow_symlinks=False)]
 
 
 def holds_a_file(folder: int, name: str) -> bool:
@@ -279,9 +280,13 @@ def _share(descriptor: int, folder: int, bits: int) -> None:
             os.fchmod(descriptor, wanted)
 
 
-def _entries(folder: int) -> list[os.DirEntry[str]]:
+def _entries(folder: int, *, strict: bool = False) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as found:
-        return [entry for entry in found if not entry.name.startswith(keys.PRIVATE)]
+        entries = [entry for entry in found if not entry.name.startswith(keys.PRIVATE)]
+    link = next((entry for entry in entries if entry.is_symlink()), None) if strict else None
+    if link is not None:
+        raise OSError(errno.ELOOP, f"{link.name!r} is a symbolic link", link.name)
+    return entries
 
 
 @contextmanager

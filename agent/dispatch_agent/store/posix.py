@@ -121,17 +121,19 @@ class PosixStore:
             os.close(file)
 
     def list(self, prefix: str) -> Iterator[Stored]:
+        """Raises StoreDenied for a symbolic link below a prefix; what has none, the root, may hold others' things."""
         parts = keys.split_prefix(prefix)
         where = self._root.joinpath(*parts)
         with explained("list", where), suppress(FileNotFoundError), folders.opened(self._root, parts) as folder:
-            for path, size in folders.walk(folder):
+            for path, size in folders.walk(folder, strict=bool(parts)):
                 yield Stored("/".join([*parts, path]), size)
 
     def folders(self, prefix: str) -> Sequence[str]:
         parts = keys.split_prefix(prefix)
         where = self._root.joinpath(*parts)
         with explained("list", where), suppress(FileNotFoundError), folders.opened(self._root, parts) as folder:
-            return sorted(name for name in folders.subfolders(folder) if folders.holds_a_file(folder, name))
+            found = folders.subfolders(folder, strict=bool(parts))
+            return sorted(name for name in found if folders.holds_a_file(folder, name))
         return []
 
     def delete(self, key: str) -> None:
