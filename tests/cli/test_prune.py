@@ -65,9 +65,11 @@ def test_verify_keeps_the_last_intact_saves_beside_damaged_ones(job: Job) -> Non
     published(job, executions=2, saves=3)
     for save in ("2.2", "2.3"):
         flip(next(path for path in job.data() if save in path.parts and path.name == "weights.bin"))
-    assert "2 saves stay, the newest of them whole by size" in job.run("prune", "--keep", "2").passes().out
+    assert (
+        "2 saves stay, and --keep counts those that are whole by size" in job.run("prune", "--keep", "2").passes().out
+    )
     done = job.run("prune", "--keep", "2", "--verify", "--apply").passes()
-    assert "4 saves stay, the newest of them read whole" in done.out
+    assert "4 saves stay, and --keep counts those every byte of which is right" in done.out
     assert job.published() == ["1.3", "2.1", "2.2", "2.3"]
 
 

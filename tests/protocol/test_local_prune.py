@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import threading
 import time
 import traceback
@@ -223,6 +224,23 @@ def test_links_in_a_save_go_and_what_they_name_stays(place: Path) -> None:
     assert went == ["step-1"]
     assert not leaving.unfinished(world.old.folder)
     assert (outside / "file").read_text() == "precious"
+
+
+@pytest.mark.root
+def test_a_save_in_which_something_is_mounted_stays(place: Path) -> None:
+    """Also by a bind mount of the same filesystem, which no device number tells."""
+    world = World(place).filled()
+    theirs, at = place / "their files", world.old.folder / "step-1" / "inner"
+    theirs.mkdir()
+    shutil.copy2(at / "state.json", theirs)
+    subprocess.run(["mount", "--bind", theirs, at], check=True)
+    try:
+        went, left = world.prune()
+        assert "a filesystem is mounted in it" in left["step-1"]
+        assert "step-1" not in went
+        assert [path.name for path in theirs.iterdir()] == ["state.json"]
+    finally:
+        subprocess.run(["umount", at], check=True)
 
 
 # --- what stays, and why ----------------------------------------------------------------------------------------------
@@ -852,7 +870,6 @@ def test_from_a_volume_to_s3(place: Path, launcher: Launcher, shared_bucket: Buc
     ("argv", "code", "word"),
     [
         (["--keep", "0"], 2, "at least 2"),
-        (["--keep", "2", "--verify"], 2, "--verify is for --local"),
         (["--local", "--keep", "2", "--keep-every", "2"], 2, "--keep-every is for the store"),
         (["--local"], 2, "--keep"),
         (["--local", "--keep", "1", "--dest", "ROOT/published"], 3, "one folder tree"),

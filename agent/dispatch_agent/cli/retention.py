@@ -196,8 +196,8 @@ def _show(todo: Plan, *, applied: bool, verified: bool) -> None:
         ]
     )
     size = f"{display.size(sum(todo.sizes.values()))} in {len(todo.sizes)} objects"
-    whole = "read whole" if verified else "whole by size; --verify reads every byte"
-    stay = f"{len(todo.kept)} saves stay, the newest of them {whole}"
+    whole = "every byte of which is right" if verified else "that are whole by size (--verify reads every byte)"
+    stay = f"{len(todo.kept)} saves stay, and --keep counts those {whole}"
     if applied:
         click.echo(f"deleted {gone}: {size}; {stay}")
     else:
