@@ -233,6 +233,7 @@ def test_a_save_in_which_something_is_mounted_stays(place: Path) -> None:
     theirs, at = place / "their files", world.old.folder / "step-1" / "inner"
     theirs.mkdir()
     shutil.copy2(at / "state.json", theirs)
+    aged(theirs)
     subprocess.run(["mount", "--bind", theirs, at], check=True)
     try:
         went, left = world.prune()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 from dispatch_agent.checkpoint import records
 from dispatch_agent.checkpoint.folder import FolderLock
 from dispatch_agent.checkpoint.generations import fingerprint
+from dispatch_agent.checkpoint.names import shown
 from dispatch_agent.checkpoint.save import Snapshot
 from dispatch_agent.checkpoint.walk import reason, snapshot
 from dispatch_agent.errors import SaveError
@@ -65,6 +67,7 @@ def remove(folder: Path, home: Path, save: Snapshot) -> None:
     Durably out of sight before anything of it goes. Raises Stays if it is not as in `save` any more (then it is back
     in its place), or cannot be deleted; OSError if it cannot be moved.
     """
+    _check_not_mounted(os.path.join(os.fsencode(home), save.name))
     token = secrets.token_hex(4).encode()
     leaving = LEAVING + (b"exec." if home == folder else b"resume.") + token + b"." + save.name
     gone = GONE + token
@@ -87,6 +90,17 @@ def remove(folder: Path, home: Path, save: Snapshot) -> None:
         except (OSError, RecursionError) as error:
             msg = f"it was moved to {records.own(folder, os.fsdecode(gone))} and cannot be deleted: {_why(error)}"
             raise Stays(msg) from error
+
+
+def _check_not_mounted(place: bytes) -> None:
+    """What is mounted inside a save is somebody's own, and would be emptied with it. Raises Stays."""
+    inside = os.path.realpath(place) + b"/"
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        # proc(5): spaces and the like are written as three octal digits.
+        at = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4])
+        if (at + b"/").startswith(inside):
+            msg = f"a filesystem is mounted in it, at {shown(at)}: unmount that first"
+            raise Stays(msg)
 
 
 def finish(folder: Path, resume: Path) -> list[tuple[Path, str]]:

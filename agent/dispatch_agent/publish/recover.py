@@ -414,8 +414,10 @@ def _reported(old: _Old, tally: Tally, publisher: Publisher, why: str) -> Recove
             )
     waiting = tally.incomplete if tally.passes else old.waiting
     reasons = {name: verdict.reason for name, verdict in waiting} | failed
+    cut_short = tally.under_way or not tally.passes
+    seen = [save.name for save in _held(old, why).saves if save.result == "left"] if cut_short else []
     left = {}
-    for name in dict.fromkeys((*tally.unpublished, *publisher.pending)):
+    for name in dict.fromkeys((*tally.unpublished, *publisher.pending, *seen)):
         if not publisher.committed(names.decode_name(name)):
             left[name] = reasons.get(name, why)
         elif name in publisher.pending and name not in saves:
