@@ -39,7 +39,14 @@ from tests.servers import Bucket
 from dispatch_agent.checkpoint import completion
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.clock import Clock
-from dispatch_agent.errors import DrainTimeout, EpochCollision, OutcomeUnknown, StoreDenied, StoreUnavailable
+from dispatch_agent.errors import (
+    AgentError,
+    DrainTimeout,
+    EpochCollision,
+    OutcomeUnknown,
+    StoreDenied,
+    StoreUnavailable,
+)
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import reader, start
 from dispatch_agent.publish.placing import Placer, Rule, View
@@ -926,3 +933,25 @@ def test_a_store_that_comes_back_is_waited_for(place: Path) -> None:
 
     away = faulty(store, away_for_a_while)
     assert said(Recovery(away, place, clock=clock).run()["a1"]) == {"step-1": "published"}
+
+
+@pytest.mark.parametrize(("trouble", "ends"), [(TimeIsUp(), DrainTimeout), (AgentError("the volume is full"), None)])
+def test_what_is_complete_is_left_also_where_the_first_pass_came_to_nothing(
+    trouble: BaseException, ends: type[AgentError] | None, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time ran out, or the volume was full, while the saves were given their places."""
+    old = owned(Execution(place, 1))
+    for step in range(3):
+        old.save(f"step-{step}", small(step))
+    recovery = Recovery(MemoryStore(), place)
+
+    def place_none(*_: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr(Placer, "place", place_none)
+    (result,) = recovery.run().values()
+    assert result.state == "left"
+    assert said(result) == dict.fromkeys(("step-0", "step-1", "step-2"), "left")
+    error = verdict([result])
+    assert error is None if ends is None else isinstance(error, ends)
+    assert ends or all(save.reason == "the volume is full" for save in result.saves)
