@@ -68,7 +68,9 @@ _PATIENCE = 5.0  # seconds; a thread that was told to stop still needs a moment 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=None, help="Rounds of every race (500 by hand).")
     parser.addoption("--exhaustive", action="store_true", help="Every schedule, where CI takes a seeded few of them.")
-    parser.addoption("--seeds", type=int, default=None, help="How many worlds tests/simulation runs (a million by hand).")
+    parser.addoption(
+        "--seeds", type=int, default=None, help="How many worlds tests/simulation runs (a million by hand)."
+    )
     parser.addoption("--first-seed", type=int, default=0, help="The first of them.")
 
 
