@@ -23,7 +23,7 @@ from dispatch_agent.store.base import Store
 from dispatch_agent.store.opening import open_store
 
 FENCED = 30
-BIG = 5 << 20  # read in several pieces
+BIG, BIG_ON_S3 = 5 << 20, 25 << 20  # read in several pieces
 
 OLD, NEW = 1_000_001, 1_000_002
 
@@ -46,7 +46,7 @@ ON_S3 = ("in the middle of a file", "just before the commit")
 
 def old_writer(base: Path, url: str, bucket: Bucket | None, at: Signal) -> Writer:
     execution = Execution(base / "root", 1)
-    execution.save("step-9", {"big": os.urandom(BIG), "small": b"small"})
+    execution.save("step-9", {"big": os.urandom(BIG_ON_S3 if bucket else BIG), "small": b"small"})
     return Writer(
         log=str(base / "old.log"),
         environment=bucket.environment if bucket else {},
