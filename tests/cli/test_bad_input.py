@@ -625,3 +625,15 @@ def test_the_program_says_its_version_and_what_it_does() -> None:
     assert run("dispatch-agent", "--version").passes().out.startswith("dispatch-agent, version ")
     assert "publish watch" in run("dispatch-agent", "--help").passes().out
     assert run("publish").code == 2
+
+
+def test_a_record_puts_no_control_characters_on_a_terminal(job: Job) -> None:
+    """Whoever may write to the store may have written it."""
+    job.run("publish", job.write("step-1")).passes()
+    (commit,) = job.commits()
+    document = json.loads(commit.read_bytes())
+    document |= {"attempt": "a\x1b]0;title\x07\nEPOCH", "committed_at": "\x1b[2J2026"}
+    commit.write_text(json.dumps(document))
+    shown = job.run("list").passes().out
+    assert "\x1b" not in shown
+    assert len(shown.splitlines()) == 2

@@ -41,6 +41,11 @@ def shown_name(encoded: str) -> str:
     return names.shown(names.decode_name(encoded))
 
 
+def printable(text: str) -> str:
+    """What a record says, for a terminal: whoever may write to the store may have put control characters there."""
+    return names.shown(text.encode("utf-8", "backslashreplace"))
+
+
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     """Columns wide enough for their longest cell."""
     everything = [header, *rows]

@@ -63,8 +63,8 @@ def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
                 str(r.generation),
                 str(r.files),
                 display.size(r.size),
-                r.attempt,
-                r.committed_at[:19] + "Z",
+                display.printable(r.attempt),
+                display.printable(r.committed_at[:19]) + "Z",
             ]
             for r in found
         ]

@@ -183,7 +183,7 @@ def _show(todo: Plan, *, applied: bool, verified: bool) -> None:
                 f"{item.record.order.term}.{item.record.order.ordinal}",
                 display.shortened(display.shown_name(item.record.save)),
                 display.size(sum(item.sizes.values())),
-                item.record.committed_at[:19] + "Z",
+                display.printable(item.record.committed_at[:19]) + "Z",
             ]
             for item in todo.doomed
         ]
