@@ -94,7 +94,7 @@ def test_publishing_without_its_extra_names_the_extra(installed: Path, tmp_path:
     save.mkdir(parents=True)
     (save / "weights").write_bytes(b"1")
     destinations = {
-        "publish": "memory://bucket",
+        "publish": f"file://{tmp_path}",
         "azure": "abfs://container",
         "gcs": "gs://bucket",
         "sftp": "sftp://host",
