@@ -72,6 +72,7 @@ class Machine:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                preexec_fn=_as_from_a_terminal,  # noqa: PLW1509 (one call of signal(2))
             )
         try:
             yield Running(process, log)
@@ -185,3 +186,8 @@ def test_a_signal_reaches_the_trainer_whose_last_save_is_published(
     assert (machine.home / "told").read_text() == "SIGTERM"
     assert machine.job.published() == ["step-1", "step-1-last"]
     assert "ended before" not in running.said
+
+
+def _as_from_a_terminal() -> None:
+    """A shell cannot trap what was ignored when it began, as SIGINT is where the tests run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

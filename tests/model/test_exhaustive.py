@@ -82,7 +82,7 @@ BLINDED: dict[str, tuple[Callable[[], Scenario], str]] = {
     "a stale writer does not see that it is": (lambda: racing(1, 1, faults=1, kinds=BLIND), "stale"),
     "a prune sweeps the half of a save that it is shown": (
         lambda: only_the_prune_is_struck(pruned(1, 2, faults=1, kinds=BLIND)),
-        "I2",
+        "I6",
     ),
     "a second attempt does not see the first": (lambda: two_attempts(1, weak=True, faults=1, kinds=BLIND), "I5"),
 }
