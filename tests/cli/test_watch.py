@@ -404,6 +404,12 @@ class TestEarlyAndLate:
         assert "step-1" in later.run("recover").passes().out
         assert job.published() == ["step-1"]
 
+    @pytest.mark.parametrize("how", ["swallowed", "replaced"])
+    def test_the_end_of_the_time_is_heard_wherever_the_signal_comes(self, how: str) -> None:
+        """In a weak reference's callback the interpreter swallows what is raised; a lock raises something else."""
+        ended = subprocess.run([sys.executable, "-c", OUT_OF_TIME, how], timeout=30, check=False, capture_output=True)
+        assert ended.stdout == b"aborted", ended.stderr
+
 
 STARTING = """
 import importlib.abc, os, signal, sys
@@ -419,6 +425,36 @@ from dispatch_agent.__main__ import publish
 publish()
 """
 """`publish watch`, to which SIGTERM comes before it has imported what it needs."""
+OUT_OF_TIME = """
+import os, signal, sys, threading, time, weakref
+from dispatch_agent.cli import signals
+from dispatch_agent.clock import SystemClock
+from dispatch_agent.logs import Log
+from dispatch_agent.publish.watcher import Abort, Stop, Tally, watch
+
+signals.abort_within(60)
+
+class Thing:
+    pass
+
+def start():
+    thing = Thing()
+    seen = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGALRM) if sys.argv[1] == "swallowed" else None)
+    del thing
+    if sys.argv[1] == "replaced":
+        lock = threading.Lock()
+        with lock:
+            lock.release()
+            os.kill(os.getpid(), signal.SIGALRM)
+    time.sleep(60)
+
+clock = SystemClock()
+log = Log(lambda line: print(line, file=sys.stderr), clock)
+try:
+    watch(start, Stop(), Tally(), clock, log, rescan=1.0, once=False, start_timeout=0.0)
+except Abort:
+    sys.stdout.write("aborted")
+"""
 AWAY = {
     "PUBLISH_DEST": UNSET,
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

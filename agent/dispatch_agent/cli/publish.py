@@ -117,7 +117,7 @@ def watch(
     stop, tally = Stop(), Tally()
     if stand_by:
         log.info("standing by", reason=f"rank {rank}: rank 0 publishes for all ranks of a shared volume")
-        with contextlib.suppress(Abort):
+        with contextlib.suppress(Abort), watcher.kept():
             signals.drain_on_signals(stop, drain_timeout)
             stop.drain.wait()
         return

@@ -174,6 +174,7 @@ def recover(starter: Starter, wait_owner: float) -> list[Recovered]:
     return sorted(results.values(), key=lambda result: result.execution.epoch if result.execution else 0)
 
 
+@watcher.kept()
 def _recover(starter: Starter, wait_owner: float, results: dict[str, Recovered]) -> None:
     executions: dict[str, Execution] = {}
     for name in results:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dispatch_agent.checkpoint.save import Settling
@@ -40,6 +41,20 @@ BUSY = 2.0
 
 class Abort(BaseException):
     """End now, whatever is under way. Not an Exception: nothing on the way may take it for a failure to mend."""
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Abort stays Abort: raised by a signal inside the code of a lock, it makes that raise something else instead."""
+    try:
+        yield
+    except Exception as error:
+        before = error.__context__
+        while before is not None and not isinstance(before, Abort):
+            before = before.__context__
+        if before is None:
+            raise
+        raise Abort from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,7 @@ class Tally:
         return None
 
 
+@kept()
 def watch(
     start: Callable[[], Publisher],
     stop: Stop,
@@ -127,8 +143,9 @@ def watch(
         ending = once or stop.drain.is_set()
         tally.under_way = True
         try:
-            publisher = publisher or start()
-            done = publisher.run()
+            with kept():
+                publisher = publisher or start()
+                done = publisher.run()
             tally.under_way = False
             pause, next_look = BACKOFF_FIRST, done.again_in
             _count(tally, done, publisher)
@@ -169,6 +186,7 @@ def watch(
         clock.wait(stop.wake, rescan if next_look is None else min(rescan, next_look))
 
 
+@kept()
 def stand_aside(stop: Stop, tally: Tally, clock: Clock, log: Log) -> None:
     """A fenced sidecar says so once and waits to be told to end: one that exits is only restarted."""
     log.error("fenced", error=str(tally.fenced))
