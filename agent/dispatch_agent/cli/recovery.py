@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from dispatch_agent import cluster
-from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options, signals, starting
 from dispatch_agent.errors import DrainTimeout, Refused, SettingsError
 from dispatch_agent.identity import Identity, parse_epoch
@@ -126,18 +125,16 @@ def _show(results: Sequence[Recovered], folder: Path) -> None:
             silent += 1
             continue
         epoch = f" (epoch {result.execution.epoch})" if result.execution else ""
-        click.echo(f"{result.state:9}  {_shown(result.name)}{epoch}{': ' if result.reason else ''}{result.reason}")
+        click.echo(
+            f"{result.state:9}  {display.shown_name(result.name)}{epoch}{': ' if result.reason else ''}{result.reason}"
+        )
         for save in result.saves:
-            click.echo(f"  {save.result:9}  {_shown(save.name)}{': ' if save.reason else ''}{save.reason}")
+            click.echo(f"  {save.result:9}  {display.shown_name(save.name)}{': ' if save.reason else ''}{save.reason}")
     if silent:
         which = f"{silent} older execution(s)" if silent == len(results) else f"the {silent} other(s)"
         click.echo(f"nothing    is left to publish of {which} in {folder}")
     elif not results:
         click.echo(f"nothing    to recover in {folder}")
-
-
-def _shown(name: str) -> str:
-    return names.shown(names.decode_name(name))
 
 
 def _as_json(result: Recovered) -> dict[str, Any]:

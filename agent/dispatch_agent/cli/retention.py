@@ -160,8 +160,8 @@ def _carry_out(store: Store, todo: Plan, workers: int, *, accept_weak: bool) -> 
     pruner = Pruner(
         store=store,
         name=publisher_name(os.environ),
-        weak=not found.conditional_create,
-        points=found.conditional_replace.value != "no",
+        weak=found.weak,
+        points=found.points,
         workers=workers,
         clock=CLOCK,
         patience=Patience(CLOCK, random.random),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dispatch_agent.errors import IntegrityError
 from dispatch_agent.publish import keys, records
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.records import CommitRecord, Part
@@ -76,6 +77,15 @@ def read_commit(store: Store, order: Order) -> CommitRecord:
     """Raises KeyMissing, IntegrityError, StoreError."""
     key = keys.commit_key(order)
     return records.parse_commit(store.read(key).data, key)
+
+
+def read_listed(store: Store, order: Order) -> CommitRecord:
+    """A commit that a listing shows. Raises IntegrityError also if it is missing: commit records never go."""
+    try:
+        return read_commit(store, order)
+    except KeyMissing as missing:
+        msg = f"{missing.key} was listed and is missing at {store.url}: commit records never go"
+        raise IntegrityError(msg) from None
 
 
 def _stands(store: Store, key: str) -> bool:

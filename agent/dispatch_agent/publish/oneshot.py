@@ -104,7 +104,7 @@ def _handed_over(store: Store, folder: Path, name: bytes, epoch: int, reason: st
     mine = {place.number for place in bookkeeping.places(folder) if place.name == name}
     if execution is None or not mine:
         return wait
-    committed = [listing.read_commit(store, order) for order in listing.orders(store, epoch) if order.ordinal in mine]
+    committed = [listing.read_listed(store, order) for order in listing.orders(store, epoch) if order.ordinal in mine]
     ours = {record.order.ordinal: record for record in committed if record.folder == execution.folder_id}
     if not ours:
         return wait

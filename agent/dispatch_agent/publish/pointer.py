@@ -93,7 +93,7 @@ def _newest(store: Store, order: Order) -> bytes | None:
     try:
         return records.pointer_bytes(listing.read_commit(store, newest))
     except KeyMissing as missing:
-        raise ConditionFailed(missing.key) from missing  # pruned just now: look again
+        raise ConditionFailed(missing.key) from missing  # commit records never go: look again before it is believed
 
 
 def link(store: Store, patience: Patience) -> None:

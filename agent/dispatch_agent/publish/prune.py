@@ -30,7 +30,7 @@ from dispatch_agent.publish import keys, listing, pointer, reader, records, rete
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.publish.records import CommitRecord, Part
-from dispatch_agent.store.base import KeyMissing, Store
+from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import Leftover, Sweeps
 
 
@@ -186,13 +186,11 @@ def _read(
 ) -> tuple[dict[Order, CommitRecord], tuple[IntegrityError, ...]]:
     def read(order: Order) -> CommitRecord | IntegrityError:
         try:
-            return listing.read_commit(store, order)
+            return listing.read_listed(store, order)
         except NewerFormat:
             raise
         except IntegrityError as error:
             return error
-        except KeyMissing as missing:
-            return IntegrityError(f"{missing.key} was listed and is missing at {store.url}: commit records never go")
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="prune") as pool:
         answers = list(zip(orders, pool.map(read, orders), strict=True))

@@ -26,7 +26,7 @@ from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint.folder import Execution, Place
 from dispatch_agent.checkpoint.leaving import Stays
 from dispatch_agent.checkpoint.manifest import Manifest
-from dispatch_agent.checkpoint.save import Marker, Signal, Snapshot
+from dispatch_agent.checkpoint.save import Marker, Snapshot
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import AgentError, IntegrityError, NewerFormat, SaveError, SettingsError
 from dispatch_agent.logs import Log
@@ -34,7 +34,7 @@ from dispatch_agent.publish import keys, listing, reader, upload
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.records import CommitRecord
 from dispatch_agent.publish.verify import check_sizes
-from dispatch_agent.store.base import KeyMissing, Store
+from dispatch_agent.store.base import Store
 from dispatch_agent.store.posix import PosixStore
 
 QUIET = 60.0
@@ -354,9 +354,8 @@ def _record_of(
         raise Stays(msg)
     wanted = (execution.folder_id, names.encode(place.name), place.signal)
     for order in standing:
-        record = _read(store, order)
-        signal = Signal(record.rule, record.mark, record.newest_ns, record.sequence, record.token)
-        if (record.folder, record.save, signal) == wanted:
+        record = listing.read_listed(store, order)
+        if (record.folder, record.save, record.signal) == wanted:
             return record
     msg = "what the store has in its place was published from another folder"
     raise Stays(msg)
@@ -384,7 +383,7 @@ def _origin_of(volume: Volume, home: Path, save: Snapshot) -> CommitRecord:
     why: Exception = Stays("no commit of that name stands at the store")
     for order in listing.newest_first(volume.store):
         try:
-            record = _read(volume.store, order)
+            record = listing.read_listed(volume.store, order)
             if record.save == names.encode(save.name):
                 _check_equal(volume, home, save, record)
                 return record
@@ -393,14 +392,6 @@ def _origin_of(volume: Volume, home: Path, save: Snapshot) -> CommitRecord:
         except (Stays, SaveError) as error:
             why = error
     raise why
-
-
-def _read(store: Store, order: Order) -> CommitRecord:
-    try:
-        return listing.read_commit(store, order)
-    except KeyMissing as missing:
-        msg = f"{missing.key} was listed and is missing at {store.url}"
-        raise IntegrityError(msg) from missing
 
 
 def _check_equal(volume: Volume, home: Path, save: Snapshot, record: CommitRecord) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names
 from dispatch_agent.checkpoint.folder import Place
-from dispatch_agent.checkpoint.save import Settling, Signal
+from dispatch_agent.checkpoint.save import Settling
 from dispatch_agent.clock import Clock
 from dispatch_agent.errors import (
     CommitError,
@@ -37,7 +37,7 @@ from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.placing import Placer, Rule
 from dispatch_agent.publish.publication import Placed, Previous, Session
 from dispatch_agent.publish.records import CommitRecord
-from dispatch_agent.store.base import KeyMissing, Store
+from dispatch_agent.store.base import Store
 
 RETRY_FIRST, RETRY_LONGEST = 1.0, 60.0
 """Seconds between two tries at a save that itself is the trouble (unreadable, a link that leaves it)."""
@@ -173,8 +173,8 @@ class Publisher:
     def _catch_up(self, order: Order) -> None:
         """Move the pointer to our newest commit: a publisher killed between the two leaves it behind."""
         try:
-            record = listing.read_commit(self.session.store, order)
-        except (KeyMissing, IntegrityError) as error:
+            record = listing.read_listed(self.session.store, order)
+        except IntegrityError as error:
             self.log.error("commit unreadable", commit=str(order), error=str(error))
             return
         self._check_origin(record)
@@ -184,8 +184,7 @@ class Publisher:
         """Whether our newest commit came from this folder as it is. A copy has the same folder id and so the same
         term: its own saves would be taken for those that the other one has published in their places."""
         place = next((place for place in self.placer.places() if place.number == record.order.ordinal), None)
-        signal = Signal(record.rule, record.mark, record.newest_ns, record.sequence, record.token)
-        if place is None or (names.encode(place.name), place.signal) != (record.save, signal):
+        if place is None or (names.encode(place.name), place.signal) != (record.save, record.signal):
             found = f"holds another save or content, {names.shown(place.name)}" if place else "is empty"
             msg = (
                 f"{self.session.folder} is not the folder that {record.key} ({record.save}) was published from: its "
@@ -369,8 +368,8 @@ class Publisher:
         if not earlier:
             return Previous()
         try:
-            record = listing.read_commit(self.session.store, self._committed[max(earlier)])
-        except (KeyMissing, IntegrityError) as error:
+            record = listing.read_listed(self.session.store, self._committed[max(earlier)])
+        except IntegrityError as error:
             # Its content is unknown, so this one counts as another; how many came before is known.
             self.log.once("error", str(error), "commit unreadable", error=str(error))
             return Previous(len(earlier))

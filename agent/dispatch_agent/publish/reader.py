@@ -14,7 +14,7 @@ from typing import Literal
 from dispatch_agent.checkpoint import manifest as manifests
 from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
 from dispatch_agent.errors import Incomplete, IntegrityError
-from dispatch_agent.publish import keys, listing, records
+from dispatch_agent.publish import listing, records
 from dispatch_agent.publish import verify as verification
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.records import CommitRecord, Part
@@ -36,9 +36,7 @@ def published(store: Store, save: str | None = None) -> Iterator[Published]:
     """Every commit that is not pruned, the newest first; with `save` (an encoded name) only those of that name."""
     for order in listing.newest_first(store):
         try:
-            record = listing.read_commit(store, order)
-        except KeyMissing:
-            yield Published(order, None, IntegrityError(f"{keys.commit_key(order)} was listed and is missing"))
+            record = listing.read_listed(store, order)
         except IntegrityError as error:
             yield Published(order, None, error)
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dispatch_agent.checkpoint import names
+from dispatch_agent.checkpoint.save import Signal
 from dispatch_agent.errors import IntegrityError, NewerFormat
 from dispatch_agent.publish import keys
 from dispatch_agent.publish.keys import Order
@@ -65,6 +66,11 @@ class CommitRecord:
     @property
     def key(self) -> str:
         return keys.commit_key(self.order)
+
+    @property
+    def signal(self) -> Signal:
+        """What said that the save was complete: with it the record is of one place of its folder."""
+        return Signal(self.rule, self.mark, self.newest_ns, self.sequence, self.token)
 
     @property
     def in_place(self) -> bool:

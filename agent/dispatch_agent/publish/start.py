@@ -74,7 +74,7 @@ class Starter:
             self.identity,
             self.folder,
             rank=self.rank,
-            weak=not found.conditional_create,
+            weak=found.weak,
             in_place=self.settings.in_place,
             workers=self.settings.workers,
             name=publisher_name(self.environ),
@@ -84,7 +84,7 @@ class Starter:
         )
         log = self.log.bind(term=session.claim.term)
         log.info("claimed", store=self.store.url, folder=str(self.folder))
-        return Publisher(session, self.rule, log, self.progress, points=found.conditional_replace.value != "no")
+        return Publisher(session, self.rule, log, self.progress, points=found.points)
 
     def _mark(self) -> None:
         """Say whose folder it is before the store is asked: if that never answers, a recovery still knows."""
@@ -125,7 +125,7 @@ class Starter:
             for reason in dict.fromkeys(support.reason for support in weak):
                 self.log.warning("weak store", reason=reason)
             if found.conditional_replace.value != "yes":
-                what = "no pointer is written" if found.conditional_replace.value == "no" else "the pointer is advisory"
+                what = "the pointer is advisory" if found.points else "no pointer is written"
                 self.log.warning(what, reason=found.conditional_replace.reason)
             self._found = found
         return self._found

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dispatch_agent.errors import StoreDenied, StoreError, StoreUnavailable
 from dispatch_agent.store.base import ConditionFailed, KeyMissing
 
+LATER = "tried again later; look at the store if this stays"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -27,5 +29,5 @@ def by_status(said: Answer, where: str, key: str) -> Exception:
     if said.status in {401, 403}:
         return StoreDenied(f"{text}: look at the credentials, their age, the clock and what their owner may do there")
     if said.status in {408, 409, 425, 429} or said.status >= 500:
-        return StoreUnavailable(f"{text}: tried again later; look at the store if this stays")
+        return StoreUnavailable(f"{text}: {LATER}")
     return StoreError(f"{text}: the store refuses this request, and sending it again will not help")

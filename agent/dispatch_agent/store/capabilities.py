@@ -85,6 +85,16 @@ class Capabilities:
     checksum: Checksum = "none"
     saw: tuple[str, ...] = ()
 
+    @property
+    def weak(self) -> bool:
+        """Whether it cannot be relied on to refuse a lost race."""
+        return not self.conditional_create
+
+    @property
+    def points(self) -> bool:
+        """Whether there is a pointer to move."""
+        return self.conditional_replace.value != "no"
+
 
 def require(found: Capabilities, *, accept_weak: bool = False) -> None:
     """Raises StoreTooWeak unless lost races are refused and listings are fresh.

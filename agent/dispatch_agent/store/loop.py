@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -15,6 +15,11 @@ T = TypeVar("T")
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Start work on the loop."""
     return asyncio.run_coroutine_threadsafe(work, get_loop())
+
+
+def soon(act: Callable[[], object]) -> None:
+    """Do something short on the loop, not waited for: the loop may be gone when the interpreter ends."""
+    get_loop().call_soon_threadsafe(act)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from dispatch_agent.errors import StoreUnavailable
-from dispatch_agent.store import keys, s3_checksum
+from dispatch_agent.store import keys, loop, s3_checksum
 from dispatch_agent.store.base import ConditionFailed, Document, KeyMissing, Limits, Source, Stored, Uploaded
 from dispatch_agent.store.capabilities import Checksum, Facts, Leftover
 from dispatch_agent.store.parts import BESIDE, PART, Room
@@ -69,7 +69,7 @@ class S3Store:
                 return Document(await body.read(), response["ETag"])
 
         with explained("read", self.url, key):
-            return self._connection.run(whole())
+            return loop.run(whole())
 
     def upload(self, key: str, source: Source) -> Uploaded:
         target = self._target(key)
@@ -184,7 +184,7 @@ class S3Store:
     def _pieces(self, key: str, response: dict[str, Any], chunk: int) -> Iterator[bytes]:
         """The rest of one answer, the next piece asked for while the caller works on this one."""
         body, missing = response["Body"], int(response["ContentLength"])
-        coming = self._connection.submit(_piece(body, chunk))
+        coming = loop.submit(_piece(body, chunk))
         try:
             while missing:
                 with explained("read", self.url, key):
@@ -194,11 +194,11 @@ class S3Store:
                     raise StoreUnavailable(msg)
                 missing -= len(piece)
                 if missing:
-                    coming = self._connection.submit(_piece(body, chunk))
+                    coming = loop.submit(_piece(body, chunk))
                 yield piece
         finally:
             coming.cancel()
-            self._connection.soon(body.close)
+            loop.soon(body.close)
 
 
 async def _piece(body: Any, size: int) -> bytes:

@@ -1,21 +1,19 @@
-"""One process's line to an S3 store: the only file that makes an s3fs filesystem and runs things on its loop."""
+"""One process's line to an S3 store: the only file that makes an s3fs filesystem."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import botocore.exceptions as boto
 import s3fs
 
 from dispatch_agent.errors import SettingsError
+from dispatch_agent.store import loop
 from dispatch_agent.store.s3_errors import MISTAKEN, answer, explained, may_be_renewed
 
-T = TypeVar("T")
 # Ours where neither the user's options nor the SDK's own variables say otherwise. Checksums of botocore's own choosing
 # are off: many stores reject them, and we send the ones that the probe saw honoured.
 CONFIG: dict[str, Any] = {"connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 32}
@@ -38,7 +36,7 @@ class Connection:
     def call(self, what: str, key: str, method: str, **request: Any) -> dict[str, Any]:
         """One S3 request, and once more with fresh credentials if these do not count. Raises as the seam allows."""
         with explained(what, self._url, key, conditional="IfMatch" in request or "IfNoneMatch" in request):
-            return self.run(self.request(method, **request))
+            return loop.run(self.request(method, **request))
 
     async def request(self, method: str, **request: Any) -> dict[str, Any]:
         """One S3 request, for use on the loop. Raises what botocore and aiohttp raise."""
@@ -57,29 +55,12 @@ class Connection:
             self._replaced(fresh, lambda: filesystem)
             raise boto.CredentialRetrievalError(provider="AWS configuration", error_msg=str(error)) from error
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start work on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._filesystem.loop)
-
-    def soon(self, act: Callable[[], object]) -> None:
-        """Do something short on the loop, not waited for: the loop may be gone when the interpreter ends."""
-        self._filesystem.loop.call_soon_threadsafe(act)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work on the loop. Interrupting the wait cancels it, though what was sent may still be applied."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
     def close(self) -> None:
         """Close the sockets."""
         filesystem = self._filesystem
         creator = getattr(filesystem, "_s3creator", None)  # set by the first request
         if creator is not None:
-            self.run(creator.__aexit__(None, None, None))
+            loop.run(creator.__aexit__(None, None, None))
 
     async def _send(self, filesystem: s3fs.S3FileSystem, method: str, request: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -9,13 +9,12 @@ import asyncio
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import aiohttp
 import botocore.exceptions as boto
 
 from dispatch_agent.errors import AgentError, SettingsError, StoreDenied, StoreError, StoreTooWeak, StoreUnavailable
-from dispatch_agent.store.base import ConditionFailed, KeyMissing
+from dispatch_agent.store.answers import LATER, Answer, by_status
 
 # Credentials that expired, or were replaced by others. Sent with 400 by some stores and 403 by others, so the code
 # decides.
@@ -36,7 +35,14 @@ REGION = {
     "IllegalLocationConstraintException",
 }
 # The bytes did not arrive as they were sent, or too slowly: sending them again helps.
-TRANSIT = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
+TRANSIT = {
+    "BadDigest",
+    "IncompleteBody",
+    "RequestTimeout",
+    "SlowDown",
+    "XAmzContentChecksumMismatch",
+    "XAmzContentSHA256Mismatch",
+}
 NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -58,17 +64,8 @@ MISTAKEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the server said: HTTP status (0 if it said nothing), S3 error code, message."""
-
-    status: int
-    code: str
-    message: str
-
-
 def answer(error: BaseException) -> Answer:
-    """The server's answer behind an exception of s3fs or botocore."""
+    """The server's answer behind an exception of s3fs or botocore; of status 0 if it said nothing."""
     cause: BaseException | None = error
     while cause is not None:
         response = getattr(cause, "response", None)
@@ -140,13 +137,13 @@ def _unread_bundle(error: Exception) -> Exception | None:
 
 def _by_status(said: Answer, where: str, key: str, *, conditional: bool) -> Exception:
     text = f"{where}: {said.status} {said.code} {said.message}".rstrip()
-    meant: Exception
+    meant = by_status(said, where, key)
     if said.status == 412:
-        meant = ConditionFailed(key)
-    elif said.code == "NoSuchBucket":
+        return meant
+    if said.code == "NoSuchBucket":
         meant = StoreUnavailable(f"{text}: create the bucket or correct its name")
     elif said.status == 404:
-        meant = KeyMissing(key)
+        return meant
     elif said.code in REGION or said.status in {301, 307}:
         meant = SettingsError(f"{text}: set the bucket's region (AWS_REGION)")
     elif said.code in DENIED or said.status in {401, 403}:
@@ -154,8 +151,6 @@ def _by_status(said: Answer, where: str, key: str, *, conditional: bool) -> Exce
     elif said.status == 501 or said.code == "NotImplemented":
         kind = StoreTooWeak if conditional else StoreError
         meant = kind(f"{text}: the store does not know this kind of request")
-    elif said.status in {408, 409, 425, 429} or said.status >= 500 or said.code in TRANSIT | {"SlowDown"}:
-        meant = StoreUnavailable(f"{text}: tried again later; look at the store if this stays")
-    else:
-        meant = StoreError(f"{text}: the store refuses this request, and sending it again will not help")
+    elif said.code in TRANSIT:
+        meant = StoreUnavailable(f"{text}: {LATER}")
     return meant

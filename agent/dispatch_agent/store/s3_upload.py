@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from dispatch_agent.errors import StoreError
+from dispatch_agent.store import loop
 from dispatch_agent.store.base import KeyMissing, Source, Uploaded
 from dispatch_agent.store.capabilities import Checksum
 from dispatch_agent.store.parts import MIB, PART, WHOLE, Room, Sending
@@ -79,7 +80,7 @@ class Upload:
         except BaseException:
             # What ended the upload is what the caller must hear, in bounded time; parts that an abort could not remove
             # are never an object, and cost space until the bucket's lifecycle rule drops them.
-            wait({self.connection.submit(self._abort(upload))}, ABORT_SECONDS)
+            wait({loop.submit(self._abort(upload))}, ABORT_SECONDS)
             raise
 
     def _send_all(self, sending: Sending[Part], size: int, upload: dict[str, Any]) -> list[Part]:
