@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.errors import SettingsError
-from dispatch_agent.settings import destination
+from dispatch_agent.settings import destination, unknown_variables
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.opening import open_store
 
@@ -36,6 +36,12 @@ def known_variables() -> set[str]:
     group = parent.command if parent else None
     commands = group.commands.values() if isinstance(group, click.Group) else ()
     return {str(p.envvar) for command in commands for p in command.params if p.envvar}
+
+
+def say_unknown_variables() -> None:
+    """For commands that write no log: what a log would say of the variables is said before anything else."""
+    for sentence in unknown_variables(os.environ, known_variables()):
+        click.echo(f"warning: {sentence}", err=True)
 
 
 def open_destination(given: dict[str, Any]) -> Store:

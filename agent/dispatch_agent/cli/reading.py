@@ -12,13 +12,13 @@ import click
 from dispatch_agent import cluster
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
-from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
+from dispatch_agent.cli.environment import CLOCK, open_destination, say_unknown_variables
 from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, SettingsError, StoreTooWeak
 from dispatch_agent.publish import listing, pointer, reader
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.keys import key_of
 from dispatch_agent.publish.records import CommitRecord
-from dispatch_agent.settings import resume_folder, unknown_variables
+from dispatch_agent.settings import resume_folder
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import Capabilities, require
 from dispatch_agent.store.probe import probe as probe_store
@@ -239,9 +239,7 @@ def _follows(found: Capabilities) -> str:
 
 
 def _store(given: dict[str, Any]) -> Store:
-    """For commands that write no log: what a log would say of the variables is said before anything else."""
-    for sentence in unknown_variables(os.environ, known_variables()):
-        click.echo(f"warning: {sentence}", err=True)
+    say_unknown_variables()
     return open_destination(given)
 
 

@@ -12,7 +12,7 @@ import click
 
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
-from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
+from dispatch_agent.cli.environment import CLOCK, open_destination, say_unknown_variables
 from dispatch_agent.errors import AgentError, SettingsError, UsageError
 from dispatch_agent.publish import prune as pruning
 from dispatch_agent.publish import prune_local
@@ -21,7 +21,7 @@ from dispatch_agent.publish.prune import Doomed, Litter, Plan, Pruner
 from dispatch_agent.publish.prune_local import Copy, Volume
 from dispatch_agent.publish.retention import LEAST
 from dispatch_agent.publish.start import publisher_name
-from dispatch_agent.settings import checkpoint_root, unknown_variables
+from dispatch_agent.settings import checkpoint_root
 from dispatch_agent.store.base import Store
 from dispatch_agent.store.capabilities import Leftover, require
 from dispatch_agent.store.probe import probe
@@ -79,8 +79,7 @@ def prune(
     followed, and only what stands committed and whole at the store, as it stands here. Nothing that was changed within
     the last minute, or whose publisher is alive.
     """
-    for sentence in unknown_variables(os.environ, known_variables()):
-        click.echo(f"warning: {sentence}", err=True)
+    say_unknown_variables()
     _check_options(keep, keep_every, local=local)
     store = open_destination(given)
     if local:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreTooWeak, StoreUnavailable
 from dispatch_agent.publish import keys, records
-from dispatch_agent.publish.listing import sealed
+from dispatch_agent.publish.listing import epochs, sealed
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.store.base import Store
 
@@ -66,7 +66,7 @@ def rank_of(store: Store, epoch: int, folder: str) -> int | None:
 
 def check_fence(store: Store, mine: Claim) -> None:
     """Two listings. Raises Fenced if a newer epoch has a commit, or a later folder publishes for this rank."""
-    newest = max((e for e in map(keys.parse_epoch_folder, store.folders(keys.COMMITS)) if e is not None), default=0)
+    newest = max(epochs(store), default=0)
     if newest > mine.epoch:
         msg = (
             f"epoch {mine.epoch} (attempt {mine.attempt}) is stale: epoch {newest} has published to {store.url}; "
