@@ -13,8 +13,9 @@ from pathlib import Path
 
 import click
 
-from dispatch_agent import cluster, prologue
+from dispatch_agent import prologue
 from dispatch_agent.cli import conformance
+from dispatch_agent.cluster import container
 from dispatch_agent.errors import SettingsError, UsageError
 from dispatch_agent.identity import split_epoch
 
@@ -149,8 +150,8 @@ def identity_command(as_json: bool) -> None:
     the prologue would refuse. JobSet's later counters are shown if they are passed, and change nothing; one that
     says that another run may have had this identity makes it `weakened`.
     """
-    identity = cluster.read_identity(os.environ)
-    counters = cluster.read_counters(os.environ)
+    identity = container.read_identity(os.environ)
+    counters = container.read_counters(os.environ)
     generation, submission, restart = split_epoch(identity.epoch)
     if as_json:
         facts = {

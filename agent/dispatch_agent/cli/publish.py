@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dispatch_agent import __version__, cluster
+from dispatch_agent import __version__
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.checkpoint.save import Complete
 from dispatch_agent.cli import display, options, reading, recovery, retention, signals, starting
 from dispatch_agent.cli.environment import CLOCK
+from dispatch_agent.cluster import container
 from dispatch_agent.errors import Incomplete, SettingsError
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import oneshot, watcher
@@ -111,7 +112,7 @@ def watch(
     Reads the identity as `dispatch-agent exec` does: the cluster's counters, or DISPATCH_EPOCH and DISPATCH_ATTEMPT.
     SIGTERM publishes what is complete and exits 0; a second one ends at once.
     """
-    identity = cluster.read_identity(os.environ)
+    identity = container.read_identity(os.environ)
     rank, stand_by, log = starting.place_of(identity, given)
     where = execution_folder(folder, root, identity.attempt)
     stop, tally = Stop(), Tally()
@@ -181,7 +182,7 @@ def publish_one(path: Path, timeout: float, as_json: bool, **given: Any) -> None
     If a `publish watch` has that folder, hands the save over to it and waits for its commit.
     """
     path = Path(os.path.abspath(path))
-    identity = cluster.read_identity(os.environ)
+    identity = container.read_identity(os.environ)
     rank, stand_by, log = starting.place_of(identity, given)
     if stand_by:
         msg = f"rank {rank} does not publish on a shared volume: run this on rank 0, or give --rank 0"

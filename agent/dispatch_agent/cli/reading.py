@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import click
 
-from dispatch_agent import cluster
 from dispatch_agent.checkpoint import names
 from dispatch_agent.cli import display, options
 from dispatch_agent.cli.environment import CLOCK, open_destination, say_unknown_variables
+from dispatch_agent.cluster import container
 from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, SettingsError, StoreTooWeak
 from dispatch_agent.publish import listing, pointer, reader
 from dispatch_agent.publish import restore as restoring
@@ -105,7 +105,7 @@ def restore(
     """
     store = _store(given)
     alone = target is None
-    target = target or resume_folder(root, cluster.read_identity(os.environ).attempt)
+    target = target or resume_folder(root, container.read_identity(os.environ).attempt)
     try:
         got = restoring.restore_newest(
             store,

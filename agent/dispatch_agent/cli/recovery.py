@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from dispatch_agent import cluster
 from dispatch_agent.cli import display, options, signals, starting
+from dispatch_agent.cluster import container
 from dispatch_agent.errors import DrainTimeout, Refused, SettingsError
 from dispatch_agent.identity import Identity, parse_epoch
 from dispatch_agent.publish import recover as recovering
@@ -103,7 +103,7 @@ def _within(seconds: float, starter: Starter, wait_owner: float) -> list[Recover
 def _who(before: str | None) -> Identity:
     """Who recovers: this execution or, by hand, nobody but a bound to what is older."""
     try:
-        mine = cluster.read_identity(os.environ)
+        mine = container.read_identity(os.environ)
     except Refused as error:
         if before is None:
             msg = f"{error}; or say with --before EPOCH which executions are older"

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dispatch_agent import cluster
 from dispatch_agent.checkpoint import completion
 from dispatch_agent.cli import display
 from dispatch_agent.cli.environment import CLOCK, known_variables, open_destination
+from dispatch_agent.cluster import container
 from dispatch_agent.errors import SettingsError
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log, to_stream
@@ -24,18 +24,18 @@ from dispatch_agent.store.posix import PosixStore
 
 def place_of(identity: Identity, given: dict[str, Any]) -> tuple[int, bool, Log]:
     """This publisher's rank, whether it stands by, and a log that carries identity and rank. Raises SettingsError."""
-    rank = given["rank"] if given["rank"] is not None else cluster.read_rank(os.environ) or 0
+    rank = given["rank"] if given["rank"] is not None else container.read_rank(os.environ) or 0
     log = Log(to_stream(sys.stderr), CLOCK, given["log_format"], given["log_level"]).bind(
         epoch=str(identity.epoch), attempt=identity.attempt, rank=rank
     )
     for sentence in unknown_variables(os.environ, known_variables()):
         log.warning("settings", reason=sentence)
-    counters = cluster.read_counters(os.environ)
+    counters = container.read_counters(os.environ)
     if counters.seen:
         log.info("jobset", **counters.seen)
     for sentence in counters.weakened:
         log.warning("identity weakened", reason=sentence)
-    role = check_ranks(rank, cluster.read_nodes(os.environ), given["shared_volume"])
+    role = check_ranks(rank, container.read_nodes(os.environ), given["shared_volume"])
     return rank, role == "stand by", log
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_agent.cluster import JobSetCounters, read_counters, read_identity, read_nodes, read_rank
+from dispatch_agent.cluster.container import JobSetCounters, read_counters, read_identity, read_nodes, read_rank
 from dispatch_agent.errors import Refused, SettingsError
 from dispatch_agent.identity import Identity
 
