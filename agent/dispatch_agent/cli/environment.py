@@ -53,7 +53,7 @@ def open_destination(given: dict[str, Any]) -> Store:
         if not mark or not key:
             msg = f"--storage-option: {'the key' if mark else 'the ='} is missing; give KEY=VALUE"
             raise SettingsError(msg)
-        if _is_secret(key, url) and _typed("storage_options"):
+        if is_secret(key, url) and _typed("storage_options"):
             msg = (
                 f"--storage-option {key}=…: a secret on the command line is seen by everybody on the node; give it by "
                 f"the store's own variables or files, or in PUBLISH_STORAGE_OPTION"
@@ -71,7 +71,8 @@ def open_lasting(url: str, storage: dict[str, object] | None = None) -> Store:
     return open_store(url, storage)
 
 
-def _is_secret(key: str, url: str) -> bool:
+def is_secret(key: str, url: str) -> bool:
+    """Whether an option of a filesystem of this URL is one that nobody may see."""
     # To gcsfs a token is a file's path, or a word that says where to look.
     return key in SECRETS and not (key == "token" and url.startswith(("gs:", "gcs:")))
 

@@ -13,6 +13,7 @@ from dispatch_agent import __version__
 from dispatch_agent.cli.demo import demo
 from dispatch_agent.cli.prologue import identity_command, prologue_group
 from dispatch_agent.cli.publish import publish
+from dispatch_agent.cli.render import render
 from dispatch_agent.errors import AgentError, UsageError
 from dispatch_agent.logs import redact
 
@@ -63,6 +64,7 @@ cli.add_command(publish)
 cli.add_command(prologue_group)
 cli.add_command(identity_command)
 cli.add_command(demo)
+cli.add_command(render)
 
 
 def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:

@@ -33,7 +33,7 @@ def open_store(url: str, options: Mapping[str, object] | None = None) -> Store:
             msg = f"the destination is {url!r}: a URL has two slashes after the colon; a folder of that name is ./{url}"
             raise SettingsError(msg)
         return _folder(url, options)
-    _refuse_secrets(url)
+    refuse_secrets(url)
     if scheme == "file":
         # file://host/path has no meaning here, and file://a/b is nearly always a missing slash.
         host, _, path = rest.partition("/")
@@ -110,8 +110,8 @@ def _need(package: str, url: str, extra: str) -> None:
         raise SettingsError(msg)
 
 
-def _refuse_secrets(url: str) -> None:
-    """URLs end in logs and process lists, so no password may be in one."""
+def refuse_secrets(url: str) -> None:
+    """URLs end in logs and process lists, so no password may be in one. Raises SettingsError."""
     parts = urlsplit(url)
     userinfo, at, host = parts.netloc.rpartition("@")
     if not at and ":" in parts.netloc and "@" in parts.path and not parts.netloc.rpartition(":")[2].isdigit():
