@@ -2,31 +2,43 @@
 #
 #   docker build -t dispatch-agent .
 #
-# It runs as any user, with a read-only root and without a shell. The first stage leaves behind what only building needs.
+# It holds one folder, which needs nothing around it: our package, a Python, the C library. No shell, no package manager.
+# It runs as any user and with a read-only root; `dispatch-agent install DIR` copies the folder into a volume, from where
+# it runs in any other image.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# The stores that it can speak to besides folders; another package of fsspec's family may be named here too.
-ARG EXTRAS=s3
-ARG MORE_PACKAGES=
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends binutils ca-certificates gcc musl-tools patchelf \
+ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-RUN python3 -m venv /opt/dispatch-agent
+COPY images/publisher images/publisher
+RUN musl-gcc -static -Os -s -Wall -Wextra -Werror -D_GNU_SOURCE -o /launch images/publisher/launch.c
 COPY pyproject.toml README.md LICENSE ./
 COPY tests/constraints.txt tests/
 COPY agent agent
 COPY prologue prologue
-# Not visible to PYTHONPATH and to a user's site-packages: `-I`, and an environment of its own. Of botocore's descriptions
-# of 400 services, the publisher speaks to the store and to those that give credentials for it.
-RUN cd /opt/dispatch-agent \
- && bin/pip install --no-cache-dir --disable-pip-version-check -c /src/tests/constraints.txt "/src${EXTRAS:+[${EXTRAS}]}" ${MORE_PACKAGES} \
- && sed -i '1s/$/ -I/' bin/dispatch-agent bin/publish \
- && find lib/python3*/site-packages/botocore/data -mindepth 1 -maxdepth 1 -type d \
-      ! -name s3 ! -name sts ! -name sso ! -name sso-oidc ! -name signin -exec rm -r {} + \
- && bin/python -m pip uninstall --quiet --yes pip setuptools
+# The stores that it can speak to besides folders; another package of fsspec's family may be named here too.
+ARG EXTRAS=s3
+ARG MORE_PACKAGES=
+RUN PIP_CONSTRAINT=/src/tests/constraints.txt python3 images/publisher/make_tree.py \
+      /image/opt/dispatch-agent /launch "/src${EXTRAS:+[${EXTRAS}]}" ${MORE_PACKAGES}
+# What a system must have: a name for the user, a place for temporary files, certificates where others look for them.
+RUN cd /image && mkdir -p etc/ssl/certs usr/local/bin && install -d -m 1777 tmp \
+ && ln -s /opt/dispatch-agent/bin/dispatch-agent /opt/dispatch-agent/bin/publish usr/local/bin/ \
+ && ln -s /opt/dispatch-agent/etc/ca-certificates.crt etc/ssl/certs/ \
+ && echo 'dispatch:x:65532:65532::/tmp:/nonexistent' >etc/passwd \
+ && echo 'dispatch:x:65532:' >etc/group \
+ && echo 'hosts: files dns' >etc/nsswitch.conf
 
-FROM ${PYTHON_IMAGE}
-COPY --from=build /opt/dispatch-agent /opt/dispatch-agent
-RUN ln -s /opt/dispatch-agent/bin/dispatch-agent /opt/dispatch-agent/bin/publish /usr/local/bin/
+FROM scratch
+LABEL org.opencontainers.image.title="dispatch-agent" \
+      org.opencontainers.image.description="Gives executions an identity and publishes their checkpoints, stale-proof" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /image /
+ENV PATH=/usr/local/bin
 # A number: a cluster that refuses root must see that it is none.
 USER 65532:65532
 ENTRYPOINT ["/opt/dispatch-agent/bin/dispatch-agent"]
+# Of a `watch` that listens; Kubernetes has probes of its own and does not read it.
+HEALTHCHECK CMD ["dispatch-agent", "health", "live"]

@@ -29,6 +29,7 @@ _INPUTS = (
 )
 _WORKDIR = b"DISPATCH_K8S_WORKDIR"
 _UNSET = b"(unset)"
+_KEPT = b"_AGENT_KEPT_"  # the self-contained tree's launcher: what its own loader must not see, and the command must
 _TRUE = {b"1", b"true", b"t", b"yes", b"y", b"on"}  # as click has it for every other switch
 _EACCES, _ENOENT, _ENOEXEC, _ENOTDIR = 13, 2, 8, 20
 
@@ -282,8 +283,8 @@ def read_environ(path: str = "/proc/self/environ") -> dict[bytes, bytes]:
     data = _read(path)
     if data:
         entries = (entry.partition(b"=") for entry in data.split(b"\0"))
-        return {name: value for name, separator, value in entries if separator and name}
-    environ: dict[bytes, bytes] = dict(posix.environ)
+        return {name.removeprefix(_KEPT): value for name, separator, value in entries if separator and name}
+    environ: dict[bytes, bytes] = {name.removeprefix(_KEPT): value for name, value in posix.environ.items()}
     if environ.get(b"LC_CTYPE") in {b"C.UTF-8", b"C.utf8", b"UTF-8"} and not environ.get(b"LC_ALL"):
         del environ[b"LC_CTYPE"]  # what PEP 538 adds in the C locale; asking for it oneself is the same to a program
     return environ
