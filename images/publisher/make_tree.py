@@ -26,7 +26,7 @@ VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 LEFT_OUT = (
     *("test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data", "distutils", "venv", "sqlite3"),
     *("curses", "dbm", "unittest", "wsgiref", "xmlrpc", "turtle.py", "__pycache__", "site-packages", "dist-packages"),
-    *("__phello__", "config-*", "_sysconfigdata*", "EXTERNALLY-MANAGED", "*.a"),
+    *("__phello__", "config-*", "_sysconfigdata*", "sitecustomize.py", "EXTERNALLY-MANAGED", "*.a"),
 )
 MODULES_LEFT_OUT = (
     "_tkinter*",
@@ -35,6 +35,9 @@ MODULES_LEFT_OUT = (
     "_gdbm*",
     "_sqlite3*",
     "_test*",
+    "_crypt*",
+    "readline*",
+    "_ctypes_test*",
     "_xx*",
     "xx*",
     "nis*",
@@ -70,11 +73,11 @@ def main(tree: Path, launcher: Path, requirements: list[str]) -> None:
         stripdir=str(tree),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
-    (tree / "identity").write_text(digest(tree) + "\n")
+    (tree / "digest").write_text(digest(tree) + "\n")
 
 
 def copy_python(tree: Path) -> None:
-    shutil.copytree(STDLIB, tree / "lib" / VERSION, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    shutil.copytree(STDLIB, tree / "lib" / VERSION, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for pattern in MODULES_LEFT_OUT:
         for path in (tree / "lib" / VERSION / "lib-dynload").glob(pattern):
             path.unlink()
