@@ -33,8 +33,8 @@ def own(folder: Path, *below: str) -> Path:
 def make_folder(path: Path) -> None:
     """Make a folder of ours (and `.dispatch` above it) unless it is there. Raises AgentError.
 
-    It gets the owner and mode of the folder it is made in: whoever may write saves may mark them, be it the trainer
-    or a publisher with another UID.
+    It gets the owner, group and mode of the folder it is made in: whoever may write saves may mark them, be it the
+    trainer or a publisher with another UID.
     """
     if path.parent.name == NAME.decode():
         make_folder(path.parent)
@@ -43,13 +43,12 @@ def make_folder(path: Path) -> None:
         try:
             path.mkdir()
         except FileExistsError:
-            if path.is_dir() and not path.is_symlink():
+            if not path.is_dir() or path.is_symlink():
+                msg = f"{path} is no folder: dispatch-agent keeps its records there, move what is in its place"
+                raise AgentError(msg) from None
+            if not _is_unfinished(path, above):
                 return
-            msg = f"{path} is no folder: dispatch-agent keeps its records there, move what is in its place"
-            raise AgentError(msg) from None
-        with suppress(PermissionError):  # only root may give a folder away; others made it as themselves
-            os.chown(path, above.st_uid, above.st_gid)
-        path.chmod(above.st_mode & 0o7777)
+        _give(path, above)
         sync(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -134,6 +133,25 @@ def cannot_write(path: Path, error: OSError) -> AgentError:
     """The sentence for an OSError of a write of ours."""
     hint = _HINTS.get(error.errno or 0, "")
     return AgentError(f"{path} cannot be written: {error.strerror}{'; ' if hint else ''}{hint}")
+
+
+def _is_unfinished(path: Path, above: os.stat_result) -> bool:
+    """Whether it is as somebody with our UID made it who was killed before it got its mode and group."""
+    status = path.stat()
+    if (status.st_mode, status.st_gid) == (above.st_mode, above.st_gid) or os.geteuid() not in {0, status.st_uid}:
+        return False
+    with os.scandir(path) as entries:
+        return next(entries, None) is None
+
+
+def _give(path: Path, above: os.stat_result) -> None:
+    """The owner, group and mode of the folder above, as far as we may: only root may give a folder away, and others
+    only to a group of theirs."""
+    for owner in (above.st_uid, -1):
+        with suppress(PermissionError):
+            os.chown(path, owner, above.st_gid)
+            break
+    path.chmod(above.st_mode & 0o7777)
 
 
 def _write(path: Path, value: dict[str, Any], mtime_ns: int | None = None) -> Path:

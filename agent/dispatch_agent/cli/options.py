@@ -56,6 +56,12 @@ log_level = option(
     show_default=True,
     help="The least important lines that are still written.",
 )
+fall_back = option(
+    "--fall-back/--no-fall-back",
+    default=True,
+    show_default=True,
+    help="Whether to take the save before when the newest is damaged.",
+)
 save_name = option("--save", "save", metavar="NAME", help="Look only at saves of this name.")
 
 

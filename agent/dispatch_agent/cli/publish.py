@@ -14,7 +14,7 @@ from dispatch_agent import __version__
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.checkpoint.save import Complete
-from dispatch_agent.cli import display, options, reading, recovery, retention, signals, starting
+from dispatch_agent.cli import display, initialise, options, reading, recovery, retention, signals, starting
 from dispatch_agent.cli.environment import CLOCK
 from dispatch_agent.cluster import container
 from dispatch_agent.errors import Incomplete, SettingsError
@@ -281,6 +281,7 @@ for command in (
     reading.verify,
     reading.probe,
     recovery.recover,
+    initialise.init,
     retention.prune,
 ):
     publish.add_command(command)

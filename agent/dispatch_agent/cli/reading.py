@@ -79,12 +79,7 @@ def list_commits(save: str | None, as_json: bool, **given: Any) -> None:
 @options.root
 @options.destination
 @options.save_name
-@options.option(
-    "--fall-back/--no-fall-back",
-    default=True,
-    show_default=True,
-    help="Whether to take the save before when the newest is damaged.",
-)
+@options.fall_back
 @options.option("--if-any", is_flag=True, help="Nothing published is success: the first execution starts from nothing.")
 @options.workers
 @options.as_json

@@ -20,6 +20,26 @@ from dispatch_agent.publish.start import Starter
 from dispatch_agent.publish.watcher import Abort
 from dispatch_agent.settings import checkpoint_root
 
+bounds = options.together(
+    options.option(
+        "--wait-owner",
+        type=options.Seconds(0),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for a folder's own publisher that is still alive, before going on beside it. The "
+        "default is Kubernetes' grace period: what was told to end is gone by then.",
+    ),
+    options.option(
+        "--timeout",
+        type=options.Seconds(0),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to go on in all; of init, with the claim and the recovery.",
+    ),
+)
+
 
 @click.command()
 @options.root
@@ -31,23 +51,7 @@ from dispatch_agent.settings import checkpoint_root
     metavar="EPOCH",
     help="Recover executions of lower epochs than this; by hand, where no identity is set. [default: this execution's]",
 )
-@options.option(
-    "--wait-owner",
-    type=options.Seconds(0),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for a folder's own publisher that is still alive, before going on beside it. The default "
-    "is Kubernetes' grace period: what was told to end is gone by then.",
-)
-@options.option(
-    "--timeout",
-    type=options.Seconds(0),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to go on in all.",
-)
+@bounds
 @options.as_json
 @options.logging
 def recover(
@@ -81,7 +85,7 @@ def recover(
             log.warning("nothing to recover", reason=f"{folder.parent} is not there: is that the right volume?")
         results = _within(timeout, starting.starter(given, store, identity, rank, folder, log), wait_owner)
     if as_json:
-        display.print_json([_as_json(result) for result in results])
+        display.print_json([as_json_of(result) for result in results])
     else:
         _show(results, folder)
     error = recovering.verdict(results)
@@ -137,7 +141,7 @@ def _show(results: Sequence[Recovered], folder: Path) -> None:
         click.echo(f"nothing    to recover in {folder}")
 
 
-def _as_json(result: Recovered) -> dict[str, Any]:
+def as_json_of(result: Recovered) -> dict[str, Any]:
     """For programs. An epoch is a decimal string: it may not fit a JSON number."""
     execution = result.execution
     return {

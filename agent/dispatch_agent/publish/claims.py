@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_agent.errors import Conflict, EpochCollision, Fenced, OutcomeUnknown, StoreTooWeak, StoreUnavailable
+from dispatch_agent.errors import (
+    Conflict,
+    EpochCollision,
+    Fenced,
+    OutcomeUnknown,
+    SettingsError,
+    StoreTooWeak,
+    StoreUnavailable,
+)
 from dispatch_agent.publish import keys, records
 from dispatch_agent.publish.listing import epochs, sealed
 from dispatch_agent.publish.once import Patience, Taken, write_once
@@ -62,6 +70,23 @@ def rank_of(store: Store, epoch: int, folder: str) -> int | None:
         if parsed and records.folder_of_claim(store.read(item.key).data, item.key) == folder:
             return parsed[0]
     return None
+
+
+def check_one_volume(store: Store, epoch: int, folder: str) -> None:
+    """Before a rank but the first claims for all of them: on a volume of its own it would fence the first one's folder.
+
+    Raises SettingsError if another folder has claimed the epoch, StoreError.
+    """
+    for item in store.list(keys.claims_prefix(epoch)):
+        if keys.parse_folder_claim(item.key.rpartition("/")[2]):
+            other = records.folder_of_claim(store.read(item.key).data, item.key)
+            if other != folder:
+                msg = (
+                    f"{item.key} at {store.url} is of another folder ({other}) of this execution than the one here "
+                    f"({folder}): the ranks do not share one volume, so drop --shared-volume; volumes of their own are "
+                    f"not in this version"
+                )
+                raise SettingsError(msg)
 
 
 def check_fence(store: Store, mine: Claim) -> None:

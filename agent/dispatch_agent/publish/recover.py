@@ -199,7 +199,7 @@ def _recover(starter: Starter, wait_owner: float, results: dict[str, Recovered])
     for old in live:
         results[old.folder.name] = _unreached(old)
     if any(old.hopeful for old in live):
-        _while_away(starter, starter.prove)
+        while_away(starter, starter.prove)
     go_on = True
     for old in live:
         if not old.hopeful:
@@ -286,7 +286,7 @@ def _committed(starter: Starter, executions: Iterable[str]) -> dict[int, set[int
     """The ordinals of all commits by epoch. The store is not asked if no folder holds anything."""
     found: dict[int, set[int]] = {}
     if any(_holds_something(starter.folder / name) for name in executions):
-        for order in _while_away(starter, lambda: listing.all_orders(starter.store)):
+        for order in while_away(starter, lambda: listing.all_orders(starter.store)):
             found.setdefault(order.epoch, set()).add(order.ordinal)
     return found
 
@@ -331,9 +331,9 @@ def _as_published(old: _Old, save: os.DirEntry[bytes], place: Place | None) -> b
     return not marked and save.stat(follow_symlinks=False).st_mtime_ns <= place.signal.newest_ns
 
 
-def _while_away(starter: Starter, ask: Callable[[], _T]) -> _T:
-    """The store's answer, asked for again while it may come. Raises StoreError."""
-    give_up = starter.clock.monotonic() + STORE_AWAY
+def while_away(starter: Starter, ask: Callable[[], _T], seconds: float = STORE_AWAY) -> _T:
+    """The store's answer, asked for again for so many seconds while it may come. Raises StoreError."""
+    give_up = starter.clock.monotonic() + seconds
     patience, tries = Patience(starter.clock, starter.draw), 0
     while True:
         try:

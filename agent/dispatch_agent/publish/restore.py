@@ -7,6 +7,7 @@ killed goes on where it was; one rename at the end makes the tree appear whole.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -49,11 +50,12 @@ class Occupied(Exception):
 
 
 def restore(
-    store: Store, record: CommitRecord, target: Path, *, tick: Tick, workers: int, alone: bool = False
+    store: Store, record: CommitRecord, target: Path, *, tick: Tick, workers: int, alone: bool = False, by: str = ""
 ) -> Restored:
     """Bring one commit to `target`/<its save's name>, every byte verified.
 
-    With `alone`, `target` is to hold no other save: raises Occupied if one is there.
+    With `alone`, `target` is to hold no other save: raises Occupied if one is there. What is there by half is taken up
+    again by a later restore with the same `by` alone: for a filesystem whose locks may not hold others off.
 
     What stands there already is kept if it is that very save, and refused (SettingsError) otherwise. Raises
     IntegrityError (damaged at the store: `target` is left as it was), StoreError, AgentError (the disk).
@@ -69,7 +71,7 @@ def restore(
         with _locked(target):
             if alone:
                 _check_alone(target, final, manifest)
-            return _bring(store, record, part, manifest, target, final, tick, workers)
+            return _bring(store, record, part, manifest, final, _partial(target, record, by), tick, workers)
     except OSError as error:
         where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         msg = (
@@ -79,10 +81,14 @@ def restore(
         raise AgentError(msg) from error
 
 
+def is_ours(name: bytes) -> bool:
+    """Whether an entry of a target is a restore's own, and no save."""
+    return name.startswith(b".") and name.endswith((LOCK.encode(), PARTIAL.encode()))
+
+
 def _check_alone(target: Path, final: bytes, manifest: Manifest) -> None:
     for path in target.iterdir():
-        ours = path.name.startswith(".") and path.name.endswith((LOCK, PARTIAL))
-        if not ours and (os.fsencode(path) != final or _difference(final, manifest)):
+        if not is_ours(os.fsencode(path.name)) and (os.fsencode(path) != final or _difference(final, manifest)):
             raise Occupied(path)
 
 
@@ -91,12 +97,16 @@ def _bring(
     record: CommitRecord,
     part: Part,
     manifest: Manifest,
-    target: Path,
     final: bytes,
+    partial: Path,
     tick: Tick,
     workers: int,
 ) -> Restored:
-    if os.path.lexists(final):
+    fresh = False
+    if not os.path.lexists(final):
+        _fill(store, part, manifest, os.fsencode(partial), tick, workers)
+        fresh = _finish(manifest, os.fsencode(partial), final)
+    if not fresh:
         difference = _difference(final, manifest)
         if difference:
             msg = (
@@ -104,11 +114,8 @@ def _bring(
                 f"to another folder: nothing is replaced"
             )
             raise SettingsError(msg)
-        return Restored(Path(os.fsdecode(final)), record, fresh=False)
-    partial = os.fsencode(_partial(target, record))
-    _fill(store, part, manifest, partial, tick, workers)
-    _finish(manifest, partial, final)
-    return Restored(Path(os.fsdecode(final)), record, fresh=True)
+        _discard(partial)
+    return Restored(Path(os.fsdecode(final)), record, fresh)
 
 
 @contextlib.contextmanager
@@ -171,19 +178,26 @@ def _fetch(store: Store, part: Part, manifest: Manifest, file: ManifestFile, pla
         os.fsync(descriptor)
 
 
-def _finish(manifest: Manifest, partial: bytes, final: bytes) -> None:
+def _finish(manifest: Manifest, partial: bytes, final: bytes) -> bool:
+    """Give the tree its name, durably; False if somebody else was faster."""
     if manifest.kind == "folder":
         for folder in manifest.folders:
             _sync_folder(os.path.join(partial, names.decode_path(folder.path)))
         _sync_folder(partial)
     # rename(2) onto a folder that holds something fails, and onto an empty one replaces nothing; a file would be
     # replaced, so the file's name is taken by link(2).
-    if manifest.kind == "file":
-        os.link(partial, final)
-        os.unlink(partial)
-    else:
-        os.rename(partial, final)
+    try:
+        if manifest.kind == "file":
+            os.link(partial, final)
+            os.unlink(partial)
+        else:
+            os.rename(partial, final)
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+            raise
+        return False
     _sync_folder(os.path.dirname(final))
+    return True
 
 
 def _sync_folder(path: bytes) -> None:
@@ -233,14 +247,17 @@ def _difference(final: bytes, manifest: Manifest) -> str:
     return ""
 
 
-def _partial(target: Path, record: CommitRecord) -> Path:
+def _partial(target: Path, record: CommitRecord, by: str) -> Path:
     """Where a restore of this commit gathers, to be found again by the next one."""
-    return target / f".{record.order.nonce}.{record.order.ordinal:06d}{PARTIAL}"
+    return target / f".{record.order.nonce}.{record.order.ordinal:06d}{'.' if by else ''}{by}{PARTIAL}"
 
 
-def discard_partial(target: Path, record: CommitRecord) -> None:
+def discard_partial(target: Path, record: CommitRecord, by: str = "") -> None:
     """Remove what a failed restore of a damaged commit left behind."""
-    partial = _partial(target, record)
+    _discard(_partial(target, record, by))
+
+
+def _discard(partial: Path) -> None:
     if partial.is_dir():
         shutil.rmtree(partial)
     else:

@@ -16,6 +16,7 @@ from dispatch_agent.logs import Log
 from dispatch_agent.publish import upload
 from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.placing import Rule
+from dispatch_agent.publish.publication import Session
 from dispatch_agent.publish.publisher import Publisher, StandBy, open_session
 from dispatch_agent.settings import PublishSettings
 from dispatch_agent.store import kernel
@@ -51,7 +52,7 @@ class Starter:
         """A publisher that has claimed. Raises StandBy, StoreTooWeak, and what `open_session` raises."""
         if self.folder.is_dir():
             self._mark()
-        found = self.prove()
+        self.prove()
         if not self.folder.is_dir():
             # Making it would make it ours: a trainer under another UID could then not write into it.
             missing = next(p for p in reversed([self.folder, *self.folder.parents]) if not p.is_dir())
@@ -68,23 +69,30 @@ class Starter:
             # The lock only spares work: nonces and places keep two publishers of one folder apart.
             self.log.warning("beside", reason=f"another publisher still has {self.folder}")
         self._say_who_may_share()
-        patience = Patience(self.clock, self.draw)
+        session = self.claim()
+        log = self.log.bind(term=session.claim.term)
+        return Publisher(session, self.rule, log, self.progress, points=self.prove().points)
+
+    def claim(self) -> Session:
+        """Mark the folder, which must be there, and claim it at the store; its lock is not asked for.
+
+        Raises StoreTooWeak, and what `open_session` raises.
+        """
         session = open_session(
             self.store,
             self.identity,
             self.folder,
             rank=self.rank,
-            weak=found.weak,
+            weak=self.prove().weak,
             in_place=self.settings.in_place,
             workers=self.settings.workers,
             name=publisher_name(self.environ),
             nonce=self.draw_nonce(),
             clock=self.clock,
-            patience=patience,
+            patience=Patience(self.clock, self.draw),
         )
-        log = self.log.bind(term=session.claim.term)
-        log.info("claimed", store=self.store.url, folder=str(self.folder))
-        return Publisher(session, self.rule, log, self.progress, points=found.points)
+        self.log.bind(term=session.claim.term).info("claimed", store=self.store.url, folder=str(self.folder))
+        return session
 
     def _mark(self) -> None:
         """Say whose folder it is before the store is asked: if that never answers, a recovery still knows."""
