@@ -27,9 +27,10 @@ static int refuse(const char *what, const char *why) {
 }
 
 int main(int argc, char **argv, char **environ) {
-  /* Not /proc/self/exe: there may be no /proc. */
+  /* Where there is no /proc, the name that it was called by; in a script's first line that would be the script's. */
   char tree[PATH_MAX];
-  if (!realpath((char *)getauxval(AT_EXECFN), tree)) return refuse(argv[0], strerror(errno));
+  if (!realpath("/proc/self/exe", tree) && !realpath((char *)getauxval(AT_EXECFN), tree))
+    return refuse(argv[0], strerror(errno));
   char *name = strrchr(tree, '/');
   *name++ = '\0';
   *strrchr(tree, '/') = '\0'; /* without bin */
