@@ -7,6 +7,9 @@
   Choosing is possible with `-m` and `-k`: what is deselected was asked for.
 - `@pytest.mark.root` is for a test that needs root. Under CI (the variable CI is set) it must run, so without root it
   fails; on a developer's machine it is deselected without root, and the first lines of the output say so.
+- `@pytest.mark.crds` is for a test that needs the CRDs of Trainer and JobSet, which are too large to be kept here:
+  `--crd-folder`, or the variable CRD_FOLDER, says where they are. Under CI it must be said; elsewhere the tests are
+  deselected without it, and the first lines of the output say how to get them.
 - `@pytest.mark.docker` is for a test that needs a container engine: without one it fails, and
   `-m 'not docker'` leaves it out.
 - Tests that use one of the servers of `tests/servers/` carry the marker `server` by themselves.
@@ -72,6 +75,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seeds", type=int, default=None, help="How many worlds tests/simulation runs (a million by hand)."
     )
     parser.addoption("--first-seed", type=int, default=0, help="The first of them.")
+    parser.addoption(
+        "--crd-folder",
+        default=os.environ.get("CRD_FOLDER"),
+        help="Where tests/manifests finds the CRDs of Trainer and JobSet. [default: CRD_FOLDER]",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,8 +90,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_NoSkips(), "no-skips")
 
 
-def pytest_report_header() -> list[str]:
-    return ["not root: tests marked `root` are left out"] if _root_is_left_out() else []
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = ["not root: tests marked `root` are left out"] if _root_is_left_out() else []
+    if _crds_are_left_out(config):
+        lines.append(
+            "no --crd-folder and no CRD_FOLDER: tests marked `crds` are left out; from a cluster with Trainer:"
+        )
+        lines += [
+            f"  kubectl get crd {name} -o yaml > FOLDER/{path}"
+            for name, path in (
+                ("trainjobs.trainer.kubeflow.org", "release-2.3/trainjobs.yaml"),
+                ("clustertrainingruntimes.trainer.kubeflow.org", "release-2.3/clustertrainingruntimes.yaml"),
+                ("jobsets.jobset.x-k8s.io", "jobset/release-0.12.yaml"),
+            )
+        ]
+    return lines
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers set here
@@ -91,15 +112,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and _uses_a_server(item):
             item.add_marker("server")
-    if _root_is_left_out():
-        left_out = [item for item in items if item.get_closest_marker("root")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    for marker, is_left_out in (("root", _root_is_left_out()), ("crds", _crds_are_left_out(config))):
+        if is_left_out:
+            left_out = [item for item in items if item.get_closest_marker(marker)]
+            items[:] = [item for item in items if item not in left_out]
+            config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.fail("this test needs root, and CI must run it: run CI as root", pytrace=False)
+    if item.get_closest_marker("crds") and not item.config.getoption("--crd-folder"):
+        pytest.fail("this test needs CRDs, and CI must run it: set CRD_FOLDER", pytrace=False)
 
 
 def _uses_a_server(item: pytest.Function) -> bool:
@@ -112,6 +136,10 @@ def _uses_a_server(item: pytest.Function) -> bool:
 
 def _root_is_left_out() -> bool:
     return os.geteuid() != 0 and not os.environ.get("CI")
+
+
+def _crds_are_left_out(config: pytest.Config) -> bool:
+    return not config.getoption("--crd-folder") and not os.environ.get("CI")
 
 
 class _NoSkips:

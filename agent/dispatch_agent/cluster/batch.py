@@ -52,6 +52,7 @@ def sbatch_script(job: Job) -> str:
         "AGENT_GENERATION": str(job.generation),
         "PUBLISH_ROOT": job.checkpoints.path,
         "PUBLISH_DEST": job.dest,
+        "PUBLISH_GRACE": str(job.grace),
         **({"PUBLISH_SHARED_VOLUME": "1"} if job.nodes > 1 else {}),
         **({"AGENT_ALLOW_RANK_RESTART": "1"} if job.allow_rank_restart else {}),
         **job.publish,

@@ -19,7 +19,6 @@ MAX_ITEM_LENGTH = 65_536
 _OUR_ENV = 7
 _LABEL_LENGTH = 63
 _POD_SUFFIX = "-abcde"
-DEFAULT_DRAIN = 20.0  # of `publish watch`
 
 # Containers have these from render, the Job controller or Trainer; the prologue's own shell sets none of them.
 _RESERVED = re.compile(
@@ -116,6 +115,16 @@ def _pod_name(job: Job) -> None:
         refuse("nodes", job.nodes, "write 1: a Pod is one node; a TrainJob or a JobSet has several")
 
 
+def _pod_sidecar(job: Job) -> None:
+    if job.agent.sidecar == "plain":
+        refuse(
+            "agent.sidecar",
+            "plain",
+            "write native, or render a JobSet: the lock by which a plain sidecar sees the trainer's end comes with "
+            "counters, and a Pod has a finished identity",
+        )
+
+
 def _images(job: Job) -> None:
     for key, image in (("image", job.image), ("agent.image", job.agent.image)):
         if image is None:
@@ -181,7 +190,7 @@ def _mounts(job: Job) -> None:
 
 
 def _grace(job: Job) -> None:
-    drain = float(job.publish.get("PUBLISH_DRAIN_TIMEOUT", DEFAULT_DRAIN))
+    drain = float(job.publish.get("PUBLISH_DRAIN_TIMEOUT", 0))
     if drain >= job.grace:
         refuse(
             "grace",
@@ -264,6 +273,6 @@ _RULES: Mapping[Kind, tuple[Callable[[Job], None], ...]] = {
     "runtime": (*_POD_RULES, _no_restart),
     "trainjob": (*_POD_RULES, _trainer_command, _trainer_env, _job_name, _no_restart),
     "jobset": (*_POD_RULES, _job_name, _no_restart, _queue_needs_a_raise),
-    "pod": (*_POD_RULES, _pod_name),
+    "pod": (*_POD_RULES, _pod_name, _pod_sidecar),
     "sbatch": (_env, _batch, _grace, _no_restart),
 }
