@@ -130,7 +130,11 @@ def _only(found: Sequence[object], name: str) -> object:
 
 def _refuse_secrets(job: Job) -> None:
     """A manifest is read by more people than a secret is."""
-    refuse_secrets(job.dest)
+    try:
+        refuse_secrets(job.dest)
+    except SettingsError as error:
+        message = f"publish.dest: {error}"
+        raise SettingsError(message) from None
     for pair in job.publish.get("PUBLISH_STORAGE_OPTION", "").split():
         key = pair.partition("=")[0]
         if is_secret(key, job.dest):

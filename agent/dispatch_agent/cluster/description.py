@@ -35,6 +35,7 @@ _RENDERED_SETTINGS = {
     "shared_volume": "it follows from checkpoints.claim",
     "rank": "the cluster says it",
     "listen": "the probes ask at a fixed port",
+    "allow_rank_restart": "the key allow_rank_restart says it",
     "once": "a sidecar must watch on",
     "done_file": "agent.sidecar says how it ends",
     "end_with_trainer": "agent.sidecar says how it ends",
