@@ -152,7 +152,7 @@ def _draw(drawn: list[str]) -> str:
 def _settings() -> dict[str, Check]:
     """The options of `publish watch` and `publish init`, each with the check that its command would make."""
     found: dict[str, Check] = {}
-    for command in (publish.commands[name] for name in ("watch", "init") if name in publish.commands):
+    for command in (publish.commands["watch"], publish.commands["init"]):
         for option in command.params:
             if isinstance(option, click.Option) and option.envvar:
                 long_name = str(option.envvar).removeprefix("PUBLISH_").lower()
