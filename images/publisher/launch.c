@@ -3,7 +3,7 @@
  *
  * Linked statically, so that the image it runs in needs no C library, and variables that are meant for the trainer's
  * (LD_PRELOAD, LD_LIBRARY_PATH, ...) do nothing to it. They would to the loader that it starts, which has libraries of
- * another age: so it hands them on under other names, and entry.py and exec.py give them back.
+ * another age: so it hands them on under other names, and entry.py and the entry agent give them back.
  */
 #include <errno.h>
 #include <limits.h>

@@ -61,18 +61,15 @@ def main(tree: Path, launcher: Path, requirements: list[str]) -> None:
     (tree / "bin").mkdir()
     for name in "dispatch-agent", "publish", "python":
         shutil.copy(launcher, tree / "bin" / name)
-    here = Path(__file__).parent
-    for name in "entry.py", "exec.py":
-        shutil.copy(here / name, tree / name)
+    shutil.copy(Path(__file__).with_name("entry.py"), tree)
     (tree / "etc").mkdir()
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", tree / "etc" / "ca-certificates.crt")
-    # By content, not by time: a volume may give the files new times.
-    compileall.compile_dir(
-        tree / "lib",
-        quiet=1,
-        stripdir=str(tree),
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )
+    # A volume may give the files new times: what was compiled is used without a look at its source.
+    compiled = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(tree / "lib", quiet=1, stripdir=str(tree), invalidation_mode=compiled)
+    # The entry agent, compiled under a name that does not change with Python's version: a third of its time is saved.
+    source = packages / "dispatch_agent" / "prologue.py"
+    py_compile.compile(str(source), str(tree / "exec.py"), "exec.py", doraise=True, invalidation_mode=compiled)
     (tree / "digest").write_text(digest(tree) + "\n")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from tests.containers.engine import ROOT, Ended, Run, docker
+from tests.containers.engine import LOCKED, PUBLISHER, ROOT, Ended, Run, docker, volume
 
 
 @pytest.fixture(scope="session")
@@ -34,12 +34,18 @@ def run(docker_services: object) -> Iterator[Run]:  # noqa: ARG001 (it builds th
     """Run a container of an image to its end; it is removed, also when the test fails."""
     names = []
 
-    def run(image: str, *command: str, options: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> Ended:
+    def run(
+        image: str,
+        *command: str,
+        options: tuple[str, ...] = (),
+        environ: dict[str, str] | None = None,
+        network: str = "none",
+    ) -> Ended:
         name = f"dispatch-agent-test-{uuid4().hex[:12]}"
         names.append(name)
         variables = [f"--env={key}={value}" for key, value in (environ or {}).items()]
         # `docker run` has exit codes of its own, among them 125.
-        docker("create", "--name", name, "--network=none", *variables, *options, image, *command)
+        docker("create", "--name", name, f"--network={network}", *variables, *options, image, *command)
         started = docker("start", "--attach", name, check=False)
         code = docker("inspect", "--format={{.State.ExitCode}}", name).stdout
         return Ended(int(code), started.stdout, started.stderr)
@@ -47,3 +53,11 @@ def run(docker_services: object) -> Iterator[Run]:  # noqa: ARG001 (it builds th
     yield run
     for name in names:
         docker("rm", "--force", "--volumes", name, check=False)
+
+
+@pytest.fixture(scope="session")
+def agent(docker_services: object) -> Iterator[str]:  # noqa: ARG001 (it builds the images)
+    """The name of a volume that an init container put the agent into, as locked down as a cluster can make it."""
+    with volume() as name:
+        docker("run", "--rm", "--network=none", *LOCKED, f"--volume={name}:/v", PUBLISHER, "install", "/v")
+        yield name
