@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from tests.cli.conftest import place
 
 from dispatch_agent.cli import main
+
+__all__ = ["place"]
 
 JOB_ID = "01JCXE8Q5W3V9T2N7M4K6H1G0P"
 

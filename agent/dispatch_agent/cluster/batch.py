@@ -20,9 +20,8 @@ trainer=$!
 
 code='' again=''
 # The trainer is told to end, and waited for. USR1: the time limit is near, so the job goes on after a requeue.
-end() {{ kill -TERM "$trainer" && {{ wait "$trainer"; code=${{code:-$?}}; }}; }}
-trap end TERM INT
-trap 'end && again=1' USR1
+trap 'kill -TERM "$trainer" && {{ wait "$trainer"; code=${{code:-$?}}; }}' TERM INT
+trap 'kill -TERM "$trainer" && {{ wait "$trainer"; code=${{code:-$?}} again=1; }}' USR1
 wait "$trainer"
 code=${{code:-$?}}
 trap '' TERM INT USR1
@@ -70,5 +69,6 @@ def sbatch_script(job: Job) -> str:
 def _notes(job: Job) -> list[str]:
     return [
         f"# The checkpoint root {job.checkpoints.path} is on a filesystem that every node of the partition shares.",
+        "# shellcheck disable=SC1003,SC2016 # what stands in single quotes is meant as it stands",
         "# sbatch runs this script once for all nodes; publish and dispatch-agent are on the PATH of each.",
     ]
