@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -268,6 +267,6 @@ def test_shellcheck_has_nothing_against_it(machine: Machine, more: dict[str, Any
     )
     assert done.stdout == ""
     # It is seen to look: an unquoted variable is found.
-    spoilt = re.sub(r'wait "\$sidecar"', "wait $sidecar", machine.script(**more))
+    spoilt = machine.script(**more).replace('requeue "$SLURM_JOB_ID"', "requeue $SLURM_JOB_ID")
     done = subprocess.run([checker, "-s", "bash", "-"], input=spoilt, capture_output=True, text=True, check=False)
     assert done.returncode == 1
