@@ -13,6 +13,11 @@ def main() -> NoReturn:
         from dispatch_agent.prologue import main as become  # noqa: PLC0415 (exec loads nothing it does not need)
 
         become(arguments[1:])
+    if arguments[:1] == ["health"]:
+        from dispatch_agent.cli.health import answer, is_plain  # noqa: PLC0415 (nor does a probe)
+
+        if is_plain(arguments[1:]):
+            answer(*arguments[1:])
     _run(arguments, "dispatch-agent")
 
 

@@ -31,6 +31,7 @@ _WORKDIR = b"DISPATCH_K8S_WORKDIR"
 _UNSET = b"(unset)"
 _KEPT = b"_AGENT_KEPT_"  # the self-contained tree's launcher: what its own loader must not see, and the command must
 _TRUE = {b"1", b"true", b"t", b"yes", b"y", b"on"}  # as click has it for every other switch
+_HELD = 243  # a descriptor that no script has names for, as it has for 3 to 9, 200 and 255
 _EACCES, _ENOENT, _ENOEXEC, _ENOTDIR = 13, 2, 8, 20
 
 
@@ -152,21 +153,21 @@ def _refusal_of_bound(count: bytes) -> "Refusal":
 
 
 def main(argv: list[str]) -> "NoReturn":
-    """`dispatch-agent exec`: become the command that `argv` names, after an optional `--allow-rank-restart` and `--`.
+    """`dispatch-agent exec`: become the command that `argv` names, after `--allow-rank-restart`, `--hold` and `--`.
 
     `argv` must be the end of this process's own command line, since its bytes are read from there. Exits 125 when
     refused, 126 when the command cannot be run, 127 when it is not found.
     """
     words = list(argv)
-    allow_restart = words[:1] == ["--allow-rank-restart"]
-    if allow_restart:
-        del words[0]
+    given = []
+    while words[:1] in (["--allow-rank-restart"], ["--hold"]):
+        given.append(words.pop(0))
     if words[:1] == ["--"]:
         del words[0]
-    _become(_bytes_of(words), allow_restart)
+    _become(_bytes_of(words), "--allow-rank-restart" in given, "--hold" in given)
 
 
-def _become(command: list[bytes], allow_restart: bool) -> "NoReturn":
+def _become(command: list[bytes], allow_restart: bool, hold: bool) -> "NoReturn":
     environ = read_environ()
     try:
         _enter(environ.get(_WORKDIR, b""))
@@ -177,7 +178,11 @@ def _become(command: list[bytes], allow_restart: bool) -> "NoReturn":
         marker = b""
         if environ.get(b"PUBLISH_ROOT") and b"DISPATCH_EPOCH" not in environ:
             allow_restart = allow_restart or environ.get(b"AGENT_ALLOW_RANK_RESTART", b"").lower() in _TRUE
-            marker = _mark_started(environ, launch, allow_restart)
+            hold = hold or environ.get(b"AGENT_HOLD", b"").lower() in _TRUE
+            marker = _mark_started(environ, launch, allow_restart, hold)
+        elif hold:
+            message = b"nothing to hold: --hold needs PUBLISH_ROOT, and counters instead of a finished pair"
+            raise Refusal(message)
     except Refusal as refusal:
         _say(refusal.message)
         raise SystemExit(125) from None
@@ -209,10 +214,10 @@ def _enter(workdir: bytes) -> None:
         raise Refusal(b"cannot enter %b: %b" % (workdir, _reason(error))) from None
 
 
-def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: bool) -> bytes:
+def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: bool, hold: bool) -> bytes:
     """Record that this rank ran under this identity; O_EXCL tells a second run from the first.
 
-    Returns the marker's path, or nothing if it was there and that is allowed.
+    Returns the marker's path if it goes where nothing could be run: not if it was there, nor if it is held.
     """
     name = b"SLURM_PROCID" if launch.source == "slurm" else b"JOB_COMPLETION_INDEX"
     rank = environ.get(name, b"0")
@@ -227,7 +232,11 @@ def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: 
             except FileExistsError:
                 continue
         marker = b"%b/started.%b" % (folder, rank)
-        posix.close(posix.open(marker, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o666))
+        descriptor = posix.open(marker, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o666)
+        if hold:
+            _hold(descriptor)
+            return b""
+        posix.close(descriptor)
     except FileExistsError:
         if not allow_restart:
             raise Refusal(
@@ -236,6 +245,8 @@ def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: 
                 % (rank, launch.attempt, marker)
             ) from None
         _say(b"identity weakened: rank %b runs again under attempt %b, as it was allowed to" % (rank, launch.attempt))
+        if hold:
+            _hold(posix.open(marker, posix.O_WRONLY | posix.O_CLOEXEC))
         return b""
     except OSError as error:
         raise Refusal(
@@ -243,6 +254,23 @@ def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: 
             % (environ[b"PUBLISH_ROOT"], _reason(error))
         ) from None
     return marker
+
+
+def _hold(descriptor: int) -> None:
+    """Lock the marker for the life of this process, whatever program it is by then: however it ends, the lock goes."""
+    number = _HELD
+    try:
+        while posix.fstat(number):
+            number -= 1
+    except OSError:  # this one is free
+        pass
+    try:
+        posix.dup2(descriptor, number)
+        posix.close(descriptor)
+        posix.lockf(number, posix.F_TLOCK, 0)
+        posix.write(number, b"held\n")
+    except OSError as error:
+        raise Refusal(b"cannot hold a lock below PUBLISH_ROOT: %b; leave --hold out" % _reason(error)) from None
 
 
 def _remove(marker: bytes) -> None:
@@ -355,4 +383,4 @@ class Launch(tuple[bytes, bytes, str, dict[bytes, bytes]]):
 
 
 if __name__ == "__main__":
-    _become(_bytes_of(sys.argv[1:]), allow_restart=False)
+    _become(_bytes_of(sys.argv[1:]), allow_restart=False, hold=False)

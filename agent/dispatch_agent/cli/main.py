@@ -10,12 +10,14 @@ from typing import NoReturn
 import click
 
 from dispatch_agent import __version__
+from dispatch_agent.cli import health
 from dispatch_agent.cli.demo import demo
 from dispatch_agent.cli.install import install
 from dispatch_agent.cli.prologue import identity_command, prologue_group
 from dispatch_agent.cli.publish import publish
 from dispatch_agent.cli.render import render
 from dispatch_agent.errors import AgentError, UsageError
+from dispatch_agent.health import termination
 from dispatch_agent.logs import redact
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -57,8 +59,27 @@ def exec_command(command: tuple[str, ...]) -> None:
     second start under it (a container restarted in place) is refused. `exec --allow-rank-restart -- CMD`, or
     AGENT_ALLOW_RANK_RESTART=1, accepts that and says that the identity is weakened. A pair of DISPATCH_EPOCH and
     DISPATCH_ATTEMPT that is set already makes no mark: whoever set it sees to it that it is new.
+
+    `exec --hold -- CMD`, or AGENT_HOLD=1, locks that mark for as long as CMD runs, by which a `publish watch
+    --end-with-trainer` beside it sees the end of CMD, however it ends. CMD gets one more open descriptor for it, and
+    must not close it.
     """
     raise AssertionError(command)  # __main__ sends `exec` to the entry agent; only its --help comes here
+
+
+@cli.command("health")
+@click.argument("question", type=click.Choice(["started", "live", "ready", "terminating"]), default="live")
+@click.option(
+    "--listen", metavar="[HOST]:PORT", envvar="PUBLISH_LISTEN", show_envvar=True, help="As given to the watch."
+)
+def health_command(question: str, listen: str | None) -> None:
+    """Ask the `publish watch` in this pod: exit 0 for yes, 1 for no, with one sentence that says why.
+
+    For exec probes and an image's HEALTHCHECK. `terminating` tells it that the pod has begun to end: as a preStop hook
+    it never fails. Where no watch listens by --listen, live is 0, as there is nothing to be ill; started and ready
+    are 3.
+    """
+    health.answer(question, listen)
 
 
 cli.add_command(publish)
@@ -75,40 +96,42 @@ def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
     try:
         code = group.main(rest, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
-        leave(_misused(error, name))
+        _misused(error, name)
     except click.Abort:
         leave(130)
     except AgentError as error:
-        click.echo(f"{name}: {_one_line(str(error))}", err=True)
-        leave(error.exit_code)
+        _fail(name, str(error), error.exit_code)
     except BrokenPipeError:
         leave(141)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        click.echo(f"{name}: {_one_line(f'{error.strerror or error}{where}')}", err=True)
-        leave(AgentError.exit_code)
+        _fail(name, f"{error.strerror or error}{where}", AgentError.exit_code)
     except KeyboardInterrupt:
         leave(130)
     except Exception:  # noqa: BLE001 (the last resort: a fault of ours, shown whole)
         click.echo(redact(traceback.format_exc()), err=True)
-        click.echo(
-            f"{name}: this is a fault in dispatch-agent {__version__}; please report it with the lines above", err=True
-        )
-        leave(1)
+        _fail(name, f"this is a fault in dispatch-agent {__version__}; please report it with the lines above", 1)
     # click gives a command's ctx.exit(code) back as a value, where the command itself would give None.
     leave(code if isinstance(code, int) else 0)
 
 
-def _misused(error: click.ClickException, name: str) -> int:
-    """Say what is wrong with the command line in one sentence, as every other error is said; the exit code."""
+def _fail(name: str, sentence: str, code: int) -> NoReturn:
+    """Say in one sentence why a command failed, to its caller and to a kubelet, and exit."""
+    said = _one_line(sentence)
+    click.echo(f"{name}: {said}", err=True)
+    termination.write(termination.path_of(os.environ.get("PUBLISH_TERMINATION_MESSAGE")), code, said, over=False)
+    leave(code)
+
+
+def _misused(error: click.ClickException, name: str) -> NoReturn:
+    """Say what is wrong with the command line in one sentence, as every other error is said, and exit."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     said = error.format_message()
     if context and said == context.get_help():  # no arguments at all: click answers with the whole help
         error.show()
-    else:
-        said = _one_line(said[:1].lower() + said[1:]).rstrip(".")
-        click.echo(f"{name}: {said}; see {context.command_path if context else name} --help", err=True)
-    return UsageError.exit_code
+        leave(UsageError.exit_code)
+    said = _one_line(said[:1].lower() + said[1:]).rstrip(".")
+    _fail(name, f"{said}; see {context.command_path if context else name} --help", UsageError.exit_code)
 
 
 def _one_line(text: str) -> str:

@@ -14,8 +14,9 @@ from dispatch_agent import __version__
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names, scan
 from dispatch_agent.checkpoint.save import Complete
-from dispatch_agent.cli import display, initialise, options, reading, recovery, retention, signals, starting
+from dispatch_agent.cli import display, initialise, options, reading, recovery, retention, sidecar, signals, starting
 from dispatch_agent.cli.environment import CLOCK
+from dispatch_agent.cli.sidecar import Sidecar
 from dispatch_agent.cluster import container
 from dispatch_agent.errors import Incomplete, SettingsError
 from dispatch_agent.logs import Log
@@ -58,11 +59,11 @@ def publish() -> None:
 @options.option(
     "--drain-timeout",
     type=options.Seconds(0.1),
-    default=20.0,
-    show_default=True,
     metavar="SECONDS",
-    help="After SIGTERM, how long to go on publishing what is complete.",
+    help="How long to go on publishing what is complete after SIGTERM, or once the trainer has ended. [default: 20 "
+    "after SIGTERM, or with --grace what is left of it; else as long as it gets on]",
 )
+@sidecar.wanted
 @options.option(
     "--start-timeout",
     type=options.Seconds(0),
@@ -100,7 +101,6 @@ def watch(
     root: Path | None,
     once: bool,
     on_fenced: str,
-    drain_timeout: float,
     start_timeout: float,
     rescan: float,
     keep_local: int | None,
@@ -112,47 +112,62 @@ def watch(
     Reads the identity as `dispatch-agent exec` does: the cluster's counters, or DISPATCH_EPOCH and DISPATCH_ATTEMPT.
     SIGTERM publishes what is complete and exits 0; a second one ends at once.
     """
-    identity = container.read_identity(os.environ)
-    rank, stand_by, log = starting.place_of(identity, given)
-    where = execution_folder(folder, root, identity.attempt)
     stop, tally = Stop(), Tally()
-    if stand_by:
-        log.info("standing by", reason=f"rank {rank}: rank 0 publishes for all ranks of a shared volume")
-        with contextlib.suppress(Abort), watcher.kept():
-            signals.drain_on_signals(stop, drain_timeout)
-            stop.drain.wait()
-        return
-    starter = starting.starter(given, starting.store_for(given, where, root), identity, rank, where, log)
-    after = _nothing
-    if keep_local is not None:
-        after = _keeper(starter, where, root, keep_local, stop, log, waits=once)
-    wakes = _wakes(where, stop, events, rescan, log)
-    try:
-        signals.drain_on_signals(stop, drain_timeout)
-        wakes.start()
-        watcher.watch(
-            starter, stop, tally, CLOCK, log, rescan=rescan, once=once, start_timeout=start_timeout, after=after
+    with sidecar.last_words(given["termination_message"], tally):
+        identity = container.read_identity(os.environ)
+        rank, stand_by, log = starting.place_of(identity, given)
+        where = execution_folder(folder, root, identity.attempt)
+        beside = Sidecar(tally, stop, CLOCK, log, {**given, "root": root}, rank if stand_by else None)
+        if stand_by:
+            log.info("standing by", reason=f"rank {rank}: rank 0 publishes for all ranks of a shared volume")
+            with contextlib.suppress(Abort), watcher.kept():
+                beside.listen(identity, rank)
+                signals.drain_on_signals(stop, beside.drain_bound)
+                beside.follow_trainer(where, identity.attempt, rank)
+                stop.drain.wait()
+            return
+        starter = starting.starter(given, starting.store_for(given, where, root), identity, rank, where, log)
+        starter.progress = beside.progress(starter.progress)
+        after = _nothing
+        if keep_local is not None:
+            after = _keeper(starter, where, root, keep_local, stop, log, waits=once)
+        wakes = _wakes(where, stop, events, rescan, log)
+        beside.listen(identity, rank)
+        try:
+            signals.drain_on_signals(stop, beside.drain_bound)
+            beside.follow_trainer(where, identity.attempt, rank)
+            wakes.start()
+            watcher.watch(
+                beside.begin(starter),
+                stop,
+                tally,
+                CLOCK,
+                log,
+                rescan=rescan,
+                once=once,
+                start_timeout=start_timeout,
+                after=after,
+            )
+            if tally.fenced and on_fenced == "wait" and not once:
+                watcher.stand_aside(stop, tally, CLOCK, log)
+            signals.ignore()
+            wakes.stop()
+        except Abort:
+            log.warning("aborted", reason="a second signal, or no time was left to drain")
+        log.info(
+            "ended",
+            seen=tally.seen,
+            published=tally.published,
+            already=tally.already,
+            standing=tally.stand,
+            incomplete=len(tally.incomplete),
+            unpublished=len(tally.unpublished),
+            passes=tally.passes,
+            failed_passes=tally.failed_passes,
         )
-        if tally.fenced and on_fenced == "wait" and not once:
-            watcher.stand_aside(stop, tally, CLOCK, log)
-        signals.ignore()
-        wakes.stop()
-    except Abort:
-        log.warning("aborted", drain_timeout=drain_timeout)
-    log.info(
-        "ended",
-        seen=tally.seen,
-        published=tally.published,
-        already=tally.already,
-        standing=tally.stand,
-        incomplete=len(tally.incomplete),
-        unpublished=len(tally.unpublished),
-        passes=tally.passes,
-        failed_passes=tally.failed_passes,
-    )
-    error = tally.verdict(asked=stop.drain.is_set())
-    if error is not None:
-        raise error
+        error = tally.verdict(asked=stop.drain.is_set())
+        if error is not None:
+            raise error
 
 
 @publish.command("publish")

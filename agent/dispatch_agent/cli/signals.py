@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from dispatch_agent.cli import early
 from dispatch_agent.publish.watcher import Abort, Stop
 
 
-def drain_on_signals(stop: Stop, drain_timeout: float) -> None:
-    """The first SIGTERM or SIGINT drains, within a bound; a second one, or the bound, aborts."""
+def drain_on_signals(stop: Stop, bound: Callable[[], float]) -> None:
+    """The first SIGTERM or SIGINT drains, within as many seconds as `bound` then says; a second one, or the bound,
+    aborts."""
 
     def drain(_number: int, _frame: FrameType | None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(number, _abort)
-        signal.setitimer(signal.ITIMER_REAL, drain_timeout)
+        signal.setitimer(signal.ITIMER_REAL, bound())
         stop.ask()
 
     sys.unraisablehook = _raise_again
+    signal.signal(signal.SIGALRM, _abort)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, drain)
     if early.came:
@@ -32,6 +35,11 @@ def abort_within(seconds: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, _abort)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))  # 0 would mean never
+
+
+def break_off() -> None:
+    """Raise Abort in the main thread, from any other."""
+    signal.setitimer(signal.ITIMER_REAL, 1e-3)
 
 
 def ignore() -> None:

@@ -227,6 +227,7 @@ class Publisher:
             self._tidy()
         left = [placed for placed in pending if not self._done(placed.place)]
         hopeless = [placed for placed in left if self._retry.get(placed.place.number, _NO_TRY).hopeless]
+        self.pending = tuple(placed.name for placed in left)
         waiting = self.placer.waiting(view, self._done)
         delays = [verdict.again_in for _, verdict in waiting if verdict.again_in is not None]
         delays += [self._delay(placed.place) for placed in left if placed not in hopeless]
@@ -236,7 +237,7 @@ class Publisher:
             stand=sum(self._done(place) for name, place in self.placer.newest().items() if name in view.verdicts),
             waiting=waiting,
             outcomes=tuple(outcomes),
-            unpublished=(*(placed.name for placed in left), *view.out_of_sight),
+            unpublished=(*self.pending, *view.out_of_sight),
             hopeless=(*(placed.name for placed in hopeless), *view.out_of_sight),
             again_in=min(delays, default=None),
         )

@@ -29,6 +29,7 @@ from dispatch_agent.errors import (
 )
 from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish.publisher import Outcome, Pass, Publisher, StandBy, certain
+from dispatch_agent.publish.records import CommitRecord
 
 BACKOFF_FIRST, BACKOFF_LONGEST = 0.5, 30.0
 """Seconds between two passes that failed as a whole."""
@@ -76,7 +77,9 @@ class Tally:
 
     `published` and `already` are what this watch did; `stand` are the saves whose newest content is published, by it or
     before; `incomplete` and `unpublished` are what the last pass left. `outcomes`, where asked for, are the last of
-    every place by its ordinal: for a watch that lasts they would be many.
+    every place by its ordinal: for a watch that lasts they would be many. `claimed`: a publisher has the folder.
+    `failure`, `standing_by`: why the last pass failed or found nothing to do yet; empty once one did not. `pass_began`
+    (monotonic seconds): None between two passes. `newest`: what was committed last, if anything was.
     """
 
     passes: int = 0
@@ -91,6 +94,16 @@ class Tally:
     unsure: bool = False
     under_way: bool = False
     fenced: Fenced | None = None
+    claimed: bool = False
+    failure: str = ""
+    standing_by: str = ""
+    pass_began: float | None = None
+    newest: CommitRecord | None = None
+
+    def stands_by(self, reason: str) -> None:
+        """A pass found that there is nothing to do yet."""
+        self.under_way, self.claimed, self.pass_began = False, False, None
+        self.failure, self.standing_by = "", reason
 
     def verdict(self, *, asked: bool) -> AgentError | None:
         """What the watch ends with: None, or the first that applies. `asked`: it was told to end."""
@@ -141,10 +154,11 @@ def watch(
         stop.wake.clear()
         began = clock.monotonic()
         ending = once or stop.drain.is_set()
-        tally.under_way = True
+        tally.under_way, tally.pass_began = True, began
         try:
             with kept():
                 publisher = publisher or start()
+                tally.claimed = True
                 done = publisher.run()
             tally.under_way = False
             pause, next_look = BACKOFF_FIRST, done.again_in
@@ -155,12 +169,12 @@ def watch(
             if last:
                 return
         except Fenced as fenced:
-            tally.fenced = fenced
+            tally.fenced, tally.pass_began = fenced, None
             if publisher is not None:
                 tally.unpublished, tally.unsure = publisher.pending, publisher.unsure
             return
         except StandBy as reason:
-            tally.under_way = False
+            tally.stands_by(str(reason))
             log.once("warning", str(reason), "standing by", reason=str(reason))
             if publisher is None and stop.drain.is_set():
                 return
@@ -215,10 +229,17 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
     tally.incomplete = done.waiting
     tally.unpublished = done.unpublished
     tally.unsure = publisher.unsure
+    tally.failure, tally.standing_by, tally.pass_began = "", "", None
+    tally.newest = max(
+        (outcome.record for outcome in done.outcomes if outcome.record is not None),
+        key=lambda record: record.order,
+        default=tally.newest,
+    )
 
 
 def _count_failure(tally: Tally, error: Exception, publisher: Publisher | None, log: Log) -> None:
     tally.failed_passes += 1
+    tally.failure, tally.standing_by, tally.pass_began = str(error), "", None
     tally.unsure = publisher is not None and publisher.unsure
     trace = None if isinstance(error, (AgentError, OSError)) else _trace(error)
     log.error("pass failed", error=str(error), kind=type(error).__name__, trace=trace)

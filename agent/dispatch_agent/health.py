@@ -1,1 +1,0 @@
-"""What a sidecar says of itself to those who ask: started, alive, ready, and in numbers."""
