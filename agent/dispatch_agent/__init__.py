@@ -28,7 +28,8 @@ def save_dir() -> Path:
 
 
 def resume_path() -> Path | None:
-    """The save under `<root>/resume/<attempt>`, where `publish restore` puts it; None if nothing was restored.
+    """The save under `<root>/resume/<attempt>`, where `publish init` puts it, or `publish restore`; None if there is
+    none.
 
     Reads PUBLISH_ROOT and DISPATCH_ATTEMPT. Raises SettingsError if either is not set, or several saves stand there.
     """

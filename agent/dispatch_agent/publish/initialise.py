@@ -27,13 +27,13 @@ from pathlib import Path
 from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names, records, resuming
 from dispatch_agent.checkpoint.resuming import Choice
-from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, Refused, SettingsError
+from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, Refused, SettingsError, StoreError
 from dispatch_agent.publish import keys, listing, reader, recover
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.claims import check_one_volume
+from dispatch_agent.publish.once import Patience
 from dispatch_agent.publish.recover import Recovered
 from dispatch_agent.publish.start import Starter
-from dispatch_agent.publish.upload import Tick
 from dispatch_agent.store import kernel
 
 LOOK_FIRST, LOOK_LONGEST = 0.05, 2.0
@@ -188,7 +188,7 @@ class Init:
         _report(recovered, self)
         if (error := recover.verdict(recovered)) is not None:
             raise error
-        choice = recover.while_away(starter, self._bring, self.bounds.store_away)
+        choice = self._bring_while_it_comes()
         self._say_steps_back(choice, recovered)
         return Ready(self._path(choice), choice.commit, led=True, recovered=tuple(recovered))
 
@@ -197,9 +197,36 @@ class Init:
         if starter.rank:
             execution = bookkeeping.read_execution(self.folder)
             check_one_volume(starter.store, starter.identity.epoch, execution.folder_id if execution else "")
-        replace(starter, rank=0).claim()
+        session = replace(starter, rank=0).claim()
+        if session.claim.term > 1:
+            starter.log.once(
+                "warning",
+                "term",
+                "identity weakened",
+                reason=f"this execution had another folder before (term {session.claim.term}), which went with its pod: "
+                f"the pod was replaced without a new execution",
+            )
 
-    def _bring(self) -> Choice:
+    def _bring_while_it_comes(self) -> Choice:
+        """The choice that can be had, restored: again and again while every try gets further than those before it, and
+        for as long as a store may be away. Raises what `_bring` raises."""
+        clock, log = self.starter.clock, self.starter.log
+        patience, furthest, tries = Patience(clock, self.starter.draw), 0, 0
+        give_up = clock.monotonic() + self.bounds.store_away
+        while True:
+            came: list[int] = []
+            try:
+                return self._bring(came.append)
+            except StoreError as error:
+                if sum(came) > furthest:
+                    furthest, tries, give_up = sum(came), 0, clock.monotonic() + self.bounds.store_away
+                if not error.retryable or clock.monotonic() >= give_up:
+                    raise
+                log.once("warning", str(error), "store away", reason=str(error))
+            patience.pause(tries)
+            tries += 1
+
+    def _bring(self, came: Callable[[int], None]) -> Choice:
         """The choice that can be had, restored. Raises IntegrityError (nothing is intact, or the newest is not and
         there is to be no falling back), StoreError, AgentError (the disk)."""
         while True:
@@ -212,7 +239,7 @@ class Init:
             if path is None or choice.commit is None or os.path.lexists(path):
                 return choice
             try:
-                self._restore(choice.commit)
+                self._restore(choice.commit, came)
             except NewerFormat:
                 raise  # not damaged, only beyond this version
             except IntegrityError as error:
@@ -243,7 +270,7 @@ class Init:
             raise IntegrityError(msg) from unreadable
         resuming.choose(self.folder, number, None, None)
 
-    def _restore(self, commit: str) -> None:
+    def _restore(self, commit: str, came: Callable[[int], None]) -> None:
         starter = self.starter
         order = keys.parse_commit_key(commit)
         if order is None:
@@ -251,7 +278,12 @@ class Init:
             raise SettingsError(msg)
         record = listing.read_listed(starter.store, order)
         _lay(self.target)
-        tick: Tick = starter.progress(record.save, record.size)
+        show = starter.progress(record.save, record.size)
+
+        def tick(size: int) -> None:
+            came(size)
+            show(size)
+
         try:
             restoring.restore(
                 starter.store,

@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,6 +48,10 @@ class Occupied(Exception):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.path = path
+
+
+class _Stopped(Exception):
+    """Another file failed, or this was told to end: what is still on its way is for nothing."""
 
 
 def restore(
@@ -154,11 +159,25 @@ def _fill(store: Store, part: Part, manifest: Manifest, partial: bytes, tick: Ti
         for folder in manifest.folders:
             os.makedirs(os.path.join(partial, names.decode_path(folder.path)), exist_ok=True)
 
-    def fetch(file: ManifestFile) -> None:
-        _fetch(store, part, manifest, file, _place(manifest, partial, file.path), tick)
+    stopped = threading.Event()
 
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="restore") as pool:
+    def check(size: int) -> None:
+        if stopped.is_set():
+            raise _Stopped
+        tick(size)
+
+    def fetch(file: ManifestFile) -> None:
+        _fetch(store, part, manifest, file, _place(manifest, partial, file.path), check)
+
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="restore")
+    try:
         list(pool.map(fetch, manifest.files))
+    except BaseException as error:
+        # The others end at their next piece. Told to abort, what is still on its way is abandoned with the process.
+        stopped.set()
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
     for link in manifest.links:
         place = os.path.join(partial, names.decode_path(link.path))
         with contextlib.suppress(FileExistsError):
