@@ -71,6 +71,12 @@ def test_what_is_no_document_is_said_in_one_line(text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_what_is_no_text_is_said() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(b"name: \xff"), encoding="utf-8")
+    with pytest.raises(SettingsError, match="no text in UTF-8"):
+        documents.read(stream)
+
+
 def test_a_list_of_objects_has_no_aliases() -> None:
     """kubectl takes them, people do not."""
     shared: dict[str, Any] = {"a": [1]}

@@ -380,10 +380,31 @@ class TestTheExample:
         written = "\n".join(
             re.sub("# ?", "", each, count=1) if each == line else each for each in self.text.splitlines()
         )
-        if line.startswith("#   "):
-            written = self.text + "\nruntime:\n" + line[1:]
+        if line.startswith("#   "):  # of a section that is left out as a whole
+            heads = [each for each in self.text.partition(line)[0].splitlines() if re.match("# [a-z]+:", each)]
+            written = f"{self.text}\n{heads[-1][1:].strip()}\n{line[1:]}"
         changed_document = yaml.safe_load(written)
         assert changed_document != document
         said = str(invoke(written).exception)
         assert "is no key" not in said
         assert "missing" not in said
+
+
+class TestTheReference:
+    """docs/kubernetes.md and the example have every key, and no other."""
+
+    document = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    table = document.partition("## The description")[2].partition("\n## ")[0]
+
+    @pytest.mark.parametrize("place", ["", "runtime", "checkpoints", "credentials", "agent"])
+    def test_it_lists_the_keys_that_are_read(self, place: str) -> None:
+        key = f"{place}__zzzzzz" if place else "zzzzzz"
+        said = str(invoke(changed(ONE_NODE, **{key: 1})).exception)
+        known = set(said.partition("the keys there are ")[2].split(", "))
+        listed = {tuple(row.split(".")) for row in re.findall(r"^\| `([a-z_.*]+)`", self.table, re.MULTILINE)}
+        here = (
+            {row[0] for row in listed} if not place else {row[1] for row in listed if row[0] == place and len(row) > 1}
+        )
+        assert here == known
+        example = CliRunner().invoke(main.cli, ["render", "--example"]).stdout
+        assert [name for name in known if f"{name}:" not in example] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import IO, Any
 
 from dispatch_agent.errors import SettingsError
 
@@ -15,13 +15,17 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*", re.ASCII)
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"})
 
 
-def read(stream: TextIO) -> list[Any]:
+def read(stream: IO[str]) -> list[Any]:
     """The documents of a stream, JSON or YAML. Raises SettingsError.
 
     Only true, false, null and numbers in decimal digits are no texts: neither `no`, nor `12:30:00`, nor a date is a
     surprise. A key that stands twice in one mapping is refused.
     """
-    text = stream.read()
+    try:
+        text = stream.read()
+    except UnicodeDecodeError as error:
+        message = f"it is no text in UTF-8: {error.reason} at byte {error.start}"
+        raise SettingsError(message) from None
     if text.lstrip().startswith(("{", "[")):
         try:
             return [json.loads(text, object_pairs_hook=_once)]

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import click
 
@@ -26,7 +25,7 @@ _WEAKENED = "Identity weakened, as allow_rank_restart says: "
 
 
 @click.command()
-@click.argument("file", required=False, type=click.File(encoding="utf-8"))
+@click.argument("file", required=False, type=click.Path(dir_okay=False, allow_dash=True))
 @click.option(
     "--kind",
     type=click.Choice(["trainjob", "runtime", "jobset", "pod", "sbatch"]),
@@ -52,7 +51,7 @@ _WEAKENED = "Identity weakened, as allow_rank_restart says: "
 )
 @click.option("--example", is_flag=True, help="Print a job description with every key, and what each means.")
 def render(
-    file: TextIO | None, kind: limits.Kind | None, output: str, admitted: bool, readmit: bool, example: bool
+    file: str | None, kind: limits.Kind | None, output: str, admitted: bool, readmit: bool, example: bool
 ) -> None:
     """Render the job description FILE (YAML or JSON, - for standard input) as manifests, checked against the limits of
     Trainer and Kubernetes, or as a batch script for Slurm.
@@ -76,7 +75,7 @@ def render(
         message = "no job description: name its file, or - for standard input; --example prints one"
         raise UsageError(message)
     _check_together(kind, output, admitted, readmit)
-    document = _only(documents.read(file), file.name)
+    document = _only_document(file)
     if readmit:
         _write([admission.readmitted(document)], output)
         return
@@ -121,9 +120,15 @@ def _check_together(kind: str | None, output: str, admitted: bool, readmit: bool
         raise UsageError(message)
 
 
-def _only(found: Sequence[object], name: str) -> object:
+def _only_document(file: str) -> object:
+    try:
+        with click.open_file(file, encoding="utf-8") as stream:
+            found = documents.read(stream)
+    except OSError as error:
+        message = f"{file} cannot be read: {error.strerror}; name the file of a job description"
+        raise UsageError(message) from None
     if len(found) != 1:
-        message = f"{name} holds {len(found)} documents: give it one"
+        message = f"{file} holds {len(found)} documents: give it one"
         raise SettingsError(message)
     return found[0]
 
