@@ -18,8 +18,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY tests/constraints.txt tests/
 COPY agent agent
 COPY prologue prologue
-# The stores that it can speak to besides folders; another package of fsspec's family may be named here too.
-ARG EXTRAS=s3
+# The stores that it can speak to besides folders, and YAML for `render` and `inspect`. Another package of fsspec's family may
+# be named too.
+ARG EXTRAS=s3,kubernetes
 ARG MORE_PACKAGES=
 RUN PIP_CONSTRAINT=/src/tests/constraints.txt python3 images/publisher/make_tree.py \
       /image/opt/dispatch-agent /launch "/src${EXTRAS:+[${EXTRAS}]}" ${MORE_PACKAGES}

@@ -25,7 +25,7 @@ VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 # Nobody asks a publisher to draw windows, to install packages or to test Python.
 LEFT_OUT = (
     *("test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data", "distutils", "venv", "sqlite3"),
-    *("curses", "dbm", "unittest", "wsgiref", "xmlrpc", "turtle.py", "__pycache__", "site-packages", "dist-packages"),
+    *("curses", "dbm", "turtle.py", "__pycache__", "site-packages", "dist-packages"),
     *("__phello__", "config-*", "_sysconfigdata*", "sitecustomize.py", "EXTERNALLY-MANAGED", "*.a"),
 )
 MODULES_LEFT_OUT = (

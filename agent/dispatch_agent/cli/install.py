@@ -73,16 +73,17 @@ def install_tree(source: Path, folder: Path) -> bool:
     with _locked(folder / _TREES) as alone:
         if _is_installed(source, folder, digest):
             return False
-        if alone:
+        if alone:  # leftovers of an install that was killed
             _remove_all(path for path in (folder / _TREES).iterdir() if path.name.startswith("."))
         _place(source, folder / _TREES / digest)
         before = _target(folder / "current")
         _point(folder / "current", f"{_TREES}/{digest}")
         for name, target in _LINKS.items():
             _point(folder / name, target)
-        # The one before stays for what was started from it.
-        kept = {digest, Path(before).name}
-        _remove_all(path for path in (folder / _TREES).iterdir() if path.name[:1] != "." and path.name not in kept)
+        if alone:
+            # The one before stays for what was started from it.
+            kept = {digest, Path(before).name}
+            _remove_all(path for path in (folder / _TREES).iterdir() if path.name not in kept)
     return True
 
 
