@@ -52,7 +52,8 @@ class Signal:
     """A signal that a writer sends itself `before` or `after` a call.
 
     Which call: number `k` of all, or the `k`-th whose method is `method` and whose key starts with `key`. The methods
-    are the store's, or with `disk` those of `os` that change names in the store's and in the execution's folder.
+    are the store's, or with `disk` those of `os` that change names or modes in the store's and in the execution's
+    folder.
     """
 
     number: int
@@ -280,7 +281,8 @@ def _counted(at: Signal) -> Callable[[Call], bool]:
 
 
 def _watch_disk(seen: list[Call], hook: Hook) -> None:
-    """Have every call of `os` that changes a name pass the hook: in the store, and in `.dispatch` of the execution."""
+    """Have every call of `os` that changes a name or a mode pass the hook: in the store, and in `.dispatch` of the
+    execution."""
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -291,7 +293,7 @@ def _watch_disk(seen: list[Call], hook: Hook) -> None:
 
         return call
 
-    for name in ("link", "rename", "replace", "unlink", "mkdir", "symlink"):
+    for name in ("link", "rename", "replace", "unlink", "mkdir", "chmod", "symlink"):
         setattr(os, name, watched(name, getattr(os, name)))
 
 
