@@ -37,6 +37,21 @@ from tests.servers import Bucket
 from tests.servers.processes import free_port
 from tests.store.front import Forward, Reply, Request, front
 
+from dispatch_agent.cli.sidecar import Sidecar
+from dispatch_agent.clock import SystemClock
+from dispatch_agent.logs import Log
+from dispatch_agent.publish.upload import Tick
+from dispatch_agent.publish.watcher import Stop, Tally
+
+
+class SteppingClock(SystemClock):
+    """Stands still but for the test."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -86,9 +101,10 @@ def listening(job: Job, *arguments: str | Path, **environ: str) -> Iterator[Aske
 
 
 class Faulty:
-    """Stands before a server and passes everything on, until it is told to be away or to hang."""
+    """Stands before a server and passes everything on, until it is told to be away, or to hold up what is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay = delay
         self.away = threading.Event()
         self.moves = threading.Event()
         self.moves.set()
@@ -97,9 +113,11 @@ class Faulty:
     def __call__(self, request: Request, forward: Forward) -> Reply | None:
         if self.away.is_set():
             return None
-        if not self.moves.is_set() and request.method == "PUT" and "/data/" in request.target:
-            self.hung.set()
-            self.moves.wait(60)
+        if request.method == "PUT" and "/data/" in request.target:
+            time.sleep(self.delay)
+            if not self.moves.is_set():
+                self.hung.set()
+                self.moves.wait(15)
         return forward(request)
 
 
@@ -193,7 +211,7 @@ class TestStores:
             with listening(job, "--stall-timeout", "1") as watch:
                 watch.comes("/readyz", 200)
                 faulty.moves.clear()
-                job.save("step-1", {"a.bin": b"a" * 100, "b.bin": b"b" * 100})
+                job.save("step-1", {"a.bin": b"a" * 200})
                 assert faulty.hung.wait(30)
                 watch.comes("/livez", 503, "nothing moved for", "--stall-timeout")
                 figures = watch.metrics()
@@ -204,6 +222,41 @@ class TestStores:
                 watch.comes("/livez", 200)
                 assert watch.metrics()["unpublished"] == 0
                 watch.running.stop().passes()
+
+
+class TestMoving:
+    """What is taken for a sign of life: bytes that went by, sent or read back, and nothing else."""
+
+    def sidecar(self, clock: SteppingClock) -> tuple[Sidecar, Tick]:
+        tally = Tally(pass_began=clock.monotonic())
+        sidecar = Sidecar(tally, Stop(), clock, Log(lambda _: None, clock), {})
+        return sidecar, sidecar.progress(lambda *_: lambda _: None)("step-1", 100)
+
+    @pytest.mark.parametrize(("count", "still"), [(50, 5.0), (-50, 5.0), (0, 15.0)])
+    def test_a_heartbeat_of_who_waits_is_none(self, count: int, still: float) -> None:
+        clock = SteppingClock()
+        sidecar, tick = self.sidecar(clock)
+        clock.now += 10
+        tick(count)
+        clock.now += 5
+        assert sidecar.facts().still == still
+
+    def test_another_pass_is_one(self) -> None:
+        clock = SteppingClock()
+        sidecar, _ = self.sidecar(clock)
+        clock.now += 10
+        sidecar.tally.pass_began = clock.monotonic()
+        clock.now += 5
+        assert sidecar.facts().still == 5.0
+
+    @SEAWEED
+    def test_what_is_read_back_is_not_sent_once_more(self, job: Job, rclone_bucket: Bucket) -> None:
+        job = on_s3(job, rclone_bucket, PUBLISH_ACCEPT_WEAK_STORE="1")
+        with listening(job) as watch:
+            job.save("step-1", {"a.bin": b"a" * 1000})
+            watch.running.says("published save=step-1")
+            eventually(lambda: watch.metrics()["published_total"] == 1, lambda: watch.running.said)
+            assert watch.metrics()["uploaded_bytes_total"] == 1000
 
 
 class TestMetrics:
@@ -334,8 +387,8 @@ class TestGrace:
         faulty = Faulty()
         with front(bucket.endpoint, faulty) as endpoint:
             job = on_s3(job, bucket.behind(endpoint))
-            # With the hook: of eight seconds the floor is left, which is over before the test lets the upload go on.
-            grace = "8" if hook else "30"
+            # With the hook: of four seconds the floor is left, which is over before the test lets the upload go on.
+            grace = "4" if hook else "30"
             with listening(job, "--grace", grace, *(("--drain-timeout", cap) if cap else ())) as watch:
                 watch.comes("/readyz", 200)
                 faulty.moves.clear()
@@ -344,10 +397,10 @@ class TestGrace:
                 if hook:
                     watch.health("terminating").passes()
                     watch.running.says("terminating")
-                    time.sleep(6.5)
+                    time.sleep(2.5)
                     watch.health("terminating").passes()  # a second hook changes nothing
                 watch.running.signal()
-                time.sleep(4)
+                time.sleep(2)
                 faulty.moves.set()
                 return watch.running.end()
 
@@ -482,28 +535,24 @@ class TestDoneFile:
 class TestPressing:
     """No kill follows the end of the trainer, so nothing but standing still ends the drain."""
 
-    def drained(self, job: Job, bucket: Bucket, faulty: Callable[[Request, Forward], Reply | None]) -> Result:
+    def drained(self, job: Job, bucket: Bucket, faulty: Faulty) -> Result:
         with front(bucket.endpoint, faulty) as endpoint:
             job = on_s3(job, bucket.behind(endpoint))
-            job.save("step-1", {f"{number}.bin": b"x" * 100 for number in range(12)})
+            job.save("step-1", {f"{number}.bin": b"x" * 100 for number in range(9)})
             (job.folder / ".dispatch" / "done").touch()
-            with job.watch("--done-file", "done", "--workers", "1", "--stall-timeout", "4") as watch:
-                return watch.end()
+            with job.watch("--done-file", "done", "--workers", "1", "--stall-timeout", "3") as watch:
+                try:
+                    return watch.end()
+                finally:
+                    faulty.moves.set()
 
     def test_an_upload_that_moves_is_waited_for(self, job: Job, shared_bucket: Bucket) -> None:
-        def slow(request: Request, forward: Forward) -> Reply | None:
-            time.sleep(0.6 if request.method == "PUT" and "/data/" in request.target else 0)
-            return forward(request)
-
-        self.drained(job, shared_bucket, slow).passes()
+        self.drained(job, shared_bucket, Faulty(delay=0.5)).passes()
 
     def test_one_that_stands_still_is_not(self, job: Job, shared_bucket: Bucket) -> None:
         faulty = Faulty()
         faulty.moves.clear()
-        try:
-            self.drained(job, shared_bucket, faulty).fails(40, "left unpublished")
-        finally:
-            faulty.moves.set()
+        self.drained(job, shared_bucket, faulty).fails(40, "left unpublished")
 
 
 TRAINER = """

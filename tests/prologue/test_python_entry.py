@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -211,6 +212,103 @@ def test_nested_commands_and_local_ranks_of_one_execution_are_free(stage: Stage,
     assert enter(stage, {**SLURM, b"PUBLISH_ROOT": os.fsencode(tmp_path)}, *nested)[0] == 42
     for _ in range(2):
         assert enter(stage, {**PAIR, b"PUBLISH_ROOT": os.fsencode(tmp_path)}, stage.probe.path)[0] == 42
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds a lock on it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.lockf(descriptor, os.F_TEST, 0)
+    except PermissionError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_a_held_mark_is_locked_for_the_life_of_the_command_and_by_it_alone(tmp_path: Path, by: str) -> None:
+    environ = {**SLURM, b"PUBLISH_ROOT": os.fsencode(tmp_path), **({b"AGENT_HOLD": b"yes"} if by == "variable" else {})}
+    script = "sleep 60 & echo $! $(ls /proc/$$/fd); read line"
+    before = ("-I", "-S", FILE) if by == "variable" else (*CONSOLE, "--hold", "--")
+    process = subprocess.Popen(
+        [sys.executable, *before, "/bin/sh", "-c", script], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin
+    assert process.stdout
+    child, *files = process.stdout.readline().split()
+    marker = tmp_path / "exec/3.4711.0/.dispatch/started.0"
+    try:
+        assert b"243" in files
+        assert marker.read_bytes() == b"held\n"
+        assert is_locked(marker)
+        process.kill()
+        process.wait()
+        os.kill(int(child), 0)  # it has the descriptor too
+        assert not is_locked(marker)
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_without_hold_nothing_more_is_open(stage: Stage, tmp_path: Path) -> None:
+    environ = {**SLURM, b"PUBLISH_ROOT": os.fsencode(tmp_path), b"AGENT_HOLD": b"0"}
+    _, _, report = enter(stage, environ, stage.probe.path)
+    assert report is not None
+    assert report.files == {0, 1, 2}
+    _, _, report = enter(stage, {**environ, b"SLURM_PROCID": b"1", b"AGENT_HOLD": b"1"}, stage.probe.path)
+    assert report is not None
+    assert report.files == {0, 1, 2, 243}
+
+
+def test_a_descriptor_that_the_command_was_given_is_left_alone(stage: Stage, tmp_path: Path) -> None:
+    environ = {**SLURM, b"PUBLISH_ROOT": os.fsencode(tmp_path), b"AGENT_HOLD": b"1"}
+    reader, writer = os.pipe()
+    os.dup2(writer, 243)
+    try:
+        _, _, report = enter(stage, environ, stage.probe.path, pass_fds=[243])
+    finally:
+        for descriptor in (reader, writer, 243):
+            os.close(descriptor)
+    assert report is not None
+    assert report.files == {0, 1, 2, 243, 242}
+    assert (tmp_path / "exec/3.4711.0/.dispatch/started.0").read_bytes() == b"held\n"
+
+
+def test_a_rank_restart_that_is_allowed_holds_the_mark_again(stage: Stage, tmp_path: Path) -> None:
+    allowed = {b"AGENT_HOLD": b"1", b"AGENT_ALLOW_RANK_RESTART": b"1"}
+    for _ in range(2):
+        code, _, report = enter(stage, {**SLURM, b"PUBLISH_ROOT": os.fsencode(tmp_path), **allowed}, stage.probe.path)
+        assert code == 42
+        assert report is not None
+        assert report.files == {0, 1, 2, 243}
+
+
+def test_what_cannot_be_held_is_refused(stage: Stage, tmp_path: Path) -> None:
+    root = {b"PUBLISH_ROOT": os.fsencode(tmp_path)}
+    words = ("--hold", "--", str(stage.probe.path))
+    for environ in (SLURM, {**PAIR, **root}):
+        code, stderr, report = enter(stage, environ, *words, before=CONSOLE)
+        assert (code, report) == (125, None)
+        assert b"--hold needs PUBLISH_ROOT, and counters" in stderr
+    few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))  # noqa: E731
+    code, stderr, report = enter(stage, {**SLURM, **root}, *words, before=CONSOLE, preexec_fn=few)
+    assert (code, report) == (125, None)
+    assert b"cannot hold a lock below PUBLISH_ROOT" in stderr
+
+
+def test_the_variable_is_for_who_has_the_counters_and_not_for_nested_commands(stage: Stage, tmp_path: Path) -> None:
+    environ = {**PAIR, b"PUBLISH_ROOT": os.fsencode(tmp_path), b"AGENT_HOLD": b"1"}
+    assert enter(stage, environ, stage.probe.path)[0] == 42
+
+
+def test_a_command_that_never_ran_leaves_a_held_mark_so_that_its_end_is_seen(stage: Stage, tmp_path: Path) -> None:
+    environ = {**SLURM, b"PUBLISH_ROOT": os.fsencode(tmp_path), b"AGENT_HOLD": b"1"}
+    assert enter(stage, environ, "/no/such/command")[0] == 127
+    marker = tmp_path / "exec/3.4711.0/.dispatch/started.0"
+    assert marker.read_bytes() == b"held\n"
+    assert not is_locked(marker)
 
 
 def test_a_command_that_never_ran_leaves_no_mark(stage: Stage, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def progress(verb: str, clock: Clock) -> Callable[[str, int], Callable[[int], No
 
         def tick(count: int) -> None:
             with lock:
-                state["done"] += count
+                state["done"] += max(count, 0)
                 now = clock.monotonic()
                 finished = state["done"] >= total
                 if now - state["shown"] < REFRESH and not finished:

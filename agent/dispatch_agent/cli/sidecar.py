@@ -90,6 +90,7 @@ class Sidecar:
     _publisher: Publisher | None = None
     _uploaded: int = 0
     _done: int = 0
+    _went: int = 0
     _size: int = 0
     _began: float = 0.0
     _moved: float = 0.0
@@ -114,7 +115,7 @@ class Sidecar:
         def of(save: str, total: int) -> Tick:
             draw = drawn(save, total)
             with self._lock:
-                self._done, self._size, self._began = 0, total, self.clock.monotonic()
+                self._done, self._went, self._size, self._began = 0, 0, total, self.clock.monotonic()
 
             def tick(count: int) -> None:
                 self._count(save, count)
@@ -125,12 +126,15 @@ class Sidecar:
         return of
 
     def _count(self, save: str, count: int) -> None:
+        if count == 0:
+            return
         with self._lock:
-            self._uploaded += count
-            self._done += count
+            self._uploaded += max(count, 0)
+            self._done += max(count, 0)
+            self._went += abs(count)
             self._moved = self.clock.monotonic()
-            if self._done > self._furthest.get(save, -1):
-                self._furthest[save] = self._done
+            if self._went > self._furthest.get(save, 0):
+                self._furthest[save] = self._went
                 self._advanced = self._moved
 
     def drain_bound(self) -> float:
@@ -162,10 +166,10 @@ class Sidecar:
         serve(where, Site(answers, exposition(self._figures, labels), self._terminating), self.log)
 
     def _live(self) -> Answer:
-        return state.live(self._facts(), self.given["stall_timeout"])
+        return state.live(self.facts(), self.given["stall_timeout"])
 
     def _ready(self) -> Answer:
-        return state.ready(self._facts())
+        return state.ready(self.facts())
 
     def _terminating(self) -> Answer:
         if self._ending is None:
@@ -173,7 +177,8 @@ class Sidecar:
             self.log.info("terminating", reason="the pod has begun to end; SIGTERM comes once the trainer is gone")
         return Answer(True, "noted: the pod has begun to end")
 
-    def _facts(self) -> Facts:
+    def facts(self) -> Facts:
+        """What it is at now."""
         tally, began = self.tally, self.tally.pass_began
         return Facts(
             claimed=tally.claimed,
@@ -261,7 +266,7 @@ class Sidecar:
         while True:
             self.clock.wait(threading.Event(), LOOK)
             now = self.clock.monotonic()
-            if now - began > (cap or now) or now - self._advanced > self.given["stall_timeout"]:
+            if (cap is not None and now - began > cap) or now - self._advanced > self.given["stall_timeout"]:
                 signals.break_off()
                 return
 

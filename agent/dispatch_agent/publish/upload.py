@@ -20,7 +20,8 @@ from dispatch_agent.publish.verify import CHUNK, read_back
 from dispatch_agent.store.base import Limits, Store, Uploaded
 
 Tick = Callable[[int], None]
-"""Called with the bytes that went by since the last call, from any worker; raises to stop."""
+"""Called with the bytes that went by since the last call, from any worker; raises to stop. Less than 0: they were read
+back, to be verified. 0: none did, and it is only asked whether to go on."""
 
 
 class _Stopped(Exception):
@@ -61,7 +62,7 @@ def upload(
             stored = store.upload(key, source)
             source.finish()
         if not stored.verified:
-            read_back(store, key, stored, lambda _: check(0))
+            read_back(store, key, stored, lambda size: check(-size))
         return stored
 
     return _each(snapshot, send, tick, workers)
