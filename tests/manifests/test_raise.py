@@ -91,7 +91,7 @@ def test_every_execution_has_an_identity_of_its_own_and_the_epoch_only_grows() -
         (lambda thing: thing["spec"].update(suspend=False), "suspend it"),
         (lambda thing: thing["spec"].pop("suspend"), "suspend it"),
         (lambda thing: thing["metadata"]["labels"].update({"kueue.x-k8s.io/queue-name": "q"}), "the queue q"),
-        (lambda thing: thing.update(kind="Deployment"), "'Deployment'"),
+        (lambda thing: thing.update(kind="Deployment"), "Deployment"),
         (lambda thing: thing["metadata"]["annotations"].pop(FLOOR), "None, not a count"),
         (lambda thing: pod_template(thing)["metadata"].pop("annotations"), "None, not a count"),
         (lambda thing: thing["metadata"]["annotations"].update({FLOOR: "many"}), "'many', not a count"),
@@ -126,9 +126,53 @@ def test_another_managers_patch_is_left_alone() -> None:
     assert raised["metadata"]["annotations"][FLOOR] == "2"
 
 
-def test_a_description_or_a_list_is_no_object_of_the_cluster() -> None:
-    assert "give the one TrainJob or JobSet" in refusal(ONE_NODE, "--raise")
-    assert "'List'" in refusal({"kind": "List", "items": [held("trainjob")]}, "--raise")
+class TestTheJobSetOfATrainJob:
+    """Trainer makes a deleted one anew, and its restarts are counted from 0 again."""
+
+    UID = "dispatch.phpboyscout.uk/jobset-uid"
+
+    @staticmethod
+    def both(train_job: Object, uid: str) -> Object:
+        return {"kind": "List", "items": [train_job, {"kind": "JobSet", "metadata": {"name": "train", "uid": uid}}]}
+
+    def test_its_uid_is_recorded_and_taken_again(self) -> None:
+        [raised] = render(self.both(held("trainjob"), "a"), "--raise")
+        assert raised["kind"] == "TrainJob"
+        assert raised["metadata"]["annotations"][self.UID] == "a"
+        raised["spec"]["suspend"] = True
+        [again] = render(self.both(raised, "a"), "--raise")
+        assert counts(again) == ("3", "3")
+
+    def test_another_one_is_refused(self) -> None:
+        [raised] = render(self.both(held("trainjob"), "a"), "--raise")
+        raised["spec"]["suspend"] = True
+        said = refusal(self.both(raised, "b"), "--raise")
+        assert "JobSet UID b is not the recorded a: J may have been reset" in said
+
+    def test_none_is_refused_where_one_is_recorded(self) -> None:
+        [raised] = render(self.both(held("trainjob"), "a"), "--raise")
+        raised["spec"]["suspend"] = True
+        assert "no JobSet came with it" in refusal(raised, "--raise")
+
+    def test_its_restarts_count_towards_the_bound_of_the_epoch(self) -> None:
+        pair = self.both(held("trainjob"), "a")
+        for restarts, fits in ((999_997, True), (999_998, False)):
+            pair["items"][1]["status"] = {"restarts": restarts}
+            if fits:
+                render(pair, "--raise")
+            else:
+                assert "start a new submission" in refusal(pair, "--raise")
+
+    def test_the_order_of_a_list_means_nothing(self) -> None:
+        pair = self.both(held("trainjob"), "a")
+        pair["items"].reverse()
+        assert render(pair, "--raise")[0]["metadata"]["annotations"][self.UID] == "a"
+
+
+def test_a_description_or_another_list_is_no_object_of_the_cluster() -> None:
+    assert "give one TrainJob" in refusal(ONE_NODE, "--raise")
+    assert "TrainJob, TrainJob" in refusal({"kind": "List", "items": [held("trainjob")] * 2}, "--raise")
+    assert "nothing" in refusal({"kind": "List", "items": []}, "--raise")
     assert "2 documents" in refusal("kind: TrainJob\n---\nkind: TrainJob\n", "--raise")
 
 

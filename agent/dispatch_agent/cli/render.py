@@ -47,7 +47,8 @@ _WEAKENED = "Identity weakened, as allow_rank_restart says: "
     "--raise",
     "readmit",
     is_flag=True,
-    help="FILE is a suspended TrainJob or JobSet as kubectl prints it: raise its admission count, and let it run.",
+    help="FILE is a suspended TrainJob with its JobSet, or a JobSet, as kubectl prints it: raise its admission count, "
+    "and let it run.",
 )
 @click.option("--example", is_flag=True, help="Print a job description with every key, and what each means.")
 def render(
@@ -63,7 +64,7 @@ def render(
       dispatch-agent render --example > job.yaml
       dispatch-agent render --admitted job.yaml | kubectl create -f -
     Suspended by hand, and its pods gone, it goes on as a new execution:
-      kubectl get trainjob NAME -o json | dispatch-agent render --raise - | kubectl replace -f -
+      kubectl get trainjob,jobset NAME -o json | dispatch-agent render --raise - | kubectl replace -f -
     """
     if example:
         if file or kind or admitted or readmit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,20 +12,21 @@ from dispatch_agent.cluster.pod import Object
 from dispatch_agent.errors import SettingsError
 from dispatch_agent.identity import MAX_RESTART
 
+JOBSET_UID = "dispatch.phpboyscout.uk/jobset-uid"
+_COUNT = r"[0-9]{1,6}"  # up to MAX_RESTART
+
 
 def readmitted(document: object) -> Object:
     """The object as it was read, with A raised by one in its two places, and not suspended any more.
 
     A goes above both the annotation of the pods and the floor, so that neither of them alone can put it back. What was
-    read names its resourceVersion, so that `kubectl replace` takes it only if nobody changed it since.
+    read names its resourceVersion, so that `kubectl replace` takes it only if nobody changed it since. A TrainJob that
+    comes in a list with its JobSet also records that JobSet's UID, by which a reset of J is seen the next time.
 
-    Raises SettingsError if it is no suspended TrainJob or JobSet of ours, or has no counts that can be read.
+    Raises SettingsError if it is no suspended TrainJob or JobSet of ours, has no counts that can be read, or has
+    another JobSet than before.
     """
-    found = copy.deepcopy(document)
-    if not isinstance(found, dict) or found.get("kind") not in _TEMPLATES:
-        kind = found.get("kind") if isinstance(found, dict) else found
-        message = f"the kind is {kind!r}: give the one TrainJob or JobSet, as kubectl get NAME -o json prints it"
-        raise SettingsError(message)
+    found, job_set = _pick(copy.deepcopy(document))
     metadata = found["metadata"]
     name = f"{found['kind']} {metadata.get('name')}"
     if queue := metadata.get("labels", {}).get(pod.QUEUE):
@@ -38,25 +40,67 @@ def readmitted(document: object) -> Object:
         raise SettingsError(message)
     template = _TEMPLATES[found["kind"]](found["spec"], name)
     annotations = template.setdefault("metadata", {}).setdefault("annotations", {})
-    floors = metadata.setdefault("annotations", {})
-    count = _next(annotations.get(pod.ADMISSION), floors.get(pod.FLOOR), name)
-    annotations[pod.ADMISSION] = floors[pod.FLOOR] = str(count)
+    recorded = metadata.setdefault("annotations", {})
+    restarts = (job_set or found).get("status", {}).get("restarts", 0)
+    count = next_admission(annotations.get(pod.ADMISSION), recorded.get(pod.FLOOR), name, restarts)
+    annotations[pod.ADMISSION] = recorded[pod.FLOOR] = str(count)
+    if uid := _job_set_uid(recorded.get(JOBSET_UID), job_set, name):
+        recorded[JOBSET_UID] = uid
     found["spec"]["suspend"] = False
     return found
 
 
-def _next(admission: str | None, floor: str | None, name: str) -> int:
+def _pick(document: Any) -> tuple[Object, Object | None]:
+    """The object to raise, and a TrainJob's JobSet if it came along."""
+    items = document.get("items", []) if isinstance(document, dict) and document.get("kind") == "List" else [document]
+    kinds = [str(item.get("kind") if isinstance(item, dict) else item) for item in items]
+    if kinds in (["TrainJob"], ["JobSet"]):
+        return items[0], None
+    if sorted(kinds) == ["JobSet", "TrainJob"]:
+        train_job = kinds.index("TrainJob")
+        return items[train_job], items[1 - train_job]
+    message = (
+        f"it holds {', '.join(kinds) or 'nothing'}: give one TrainJob with its JobSet, or one JobSet, as "
+        f"kubectl get trainjob,jobset NAME -o json prints them"
+    )
+    raise SettingsError(message)
+
+
+def _job_set_uid(recorded: str | None, job_set: Object | None, name: str) -> str | None:
+    """What to record. Raises SettingsError if J may have begun anew."""
+    uid = job_set["metadata"].get("uid") if job_set else None
+    if recorded is None or recorded == uid:
+        return uid
+    if uid is None:
+        message = (
+            f"{name} records the JobSet UID {recorded} and no JobSet came with it: give both, as kubectl get "
+            f"trainjob,jobset NAME -o json prints them; if the JobSet is gone, J is reset: start a new submission"
+        )
+    else:
+        message = (
+            f"{name}: JobSet UID {uid} is not the recorded {recorded}: J may have been reset, and an epoch come again; "
+            f"start a new submission"
+        )
+    raise SettingsError(message)
+
+
+def next_admission(admission: str | None, floor: str | None, name: str, restarts: int = 0) -> int:
+    """`max(A, floor) + 1`, for the object `name`. `restarts` is J, where it is known.
+
+    Raises SettingsError if A or the floor is no count, or if A + J would reach the epoch's bound of 1,000,000.
+    """
     counts = []
     for what, text in ((pod.ADMISSION, admission), (pod.FLOOR, floor)):
-        if text is None or not (text.isascii() and text.isdecimal()) or int(text) > MAX_RESTART:
+        if text is None or not re.fullmatch(_COUNT, text):
             message = (
                 f"{name}: the annotation {what} is {text!r}, not a count: somebody changed it, so which identities "
                 f"were used cannot be told; start a new submission"
             )
             raise SettingsError(message)
         counts.append(int(text))
-    if max(counts) >= MAX_RESTART:
-        message = f"{name} was admitted {max(counts)} times, which is the bound: start a new submission"
+    if max(counts) + 1 + restarts > MAX_RESTART:
+        beside = f" and restarted {restarts} times" if restarts else ""
+        message = f"{name} was admitted {max(counts)} times{beside}, which is the bound: start a new submission"
         raise SettingsError(message)
     return max(counts) + 1
 

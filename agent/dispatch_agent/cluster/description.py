@@ -352,14 +352,14 @@ def _quantities(section: _Section, key: str) -> dict[str, str]:
                 "write cpu, memory, ephemeral-storage, hugepages-SIZE or a device such as nvidia.com/gpu",
             )
         text = _value(place, given.get(name))
-        check_quantity(place, text)
+        _check_quantity(place, text)
         if "/" in name and not text.isdecimal():
             refuse(place, text, "write a whole number of devices")
         found[str(name)] = text
     return found
 
 
-def check_quantity(key: str, text: str) -> None:
+def _check_quantity(key: str, text: str) -> None:
     """Raises SettingsError unless it is a Kubernetes quantity above 0."""
     try:
         positive = quantity(text) > 0
@@ -390,7 +390,7 @@ def _checkpoints(section: _Section) -> Checkpoints:
     size = section.get("size")
     if size is not None:
         size = _value("checkpoints.size", size)
-        check_quantity("checkpoints.size", size)
+        _check_quantity("checkpoints.size", size)
     if claim and size:
         refuse("checkpoints.size", size, f"leave it out, or the claim {claim}: an existing claim has its own size")
     path = _folder(section, "path", "/checkpoints")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from dispatch_agent.cluster.description import Job, check_quantity, quantity, refuse
+from dispatch_agent.cluster.description import Job, quantity, refuse
 from dispatch_agent.cluster.pod import AGENT_FOLDER
 from dispatch_agent.errors import SettingsError
 
@@ -208,9 +208,7 @@ def _sidecar(job: Job) -> None:
         )
 
 
-def _sizes(job: Job) -> None:
-    if job.checkpoints.size:
-        check_quantity("checkpoints.size", job.checkpoints.size)
+def _memory(job: Job) -> None:
     memory = job.agent.resources.limits.get("memory")
     if memory and quantity(memory) < 160 * 2**20:
         refuse("agent.resources.limits.memory", memory, "give 160Mi or more: the publisher's own peak")
@@ -267,7 +265,7 @@ _POD_RULES: tuple[Callable[[Job], None], ...] = (
     _mounts,
     _grace,
     _sidecar,
-    _sizes,
+    _memory,
 )
 _RULES: Mapping[Kind, tuple[Callable[[Job], None], ...]] = {
     "runtime": (*_POD_RULES, _no_restart),
