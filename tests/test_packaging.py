@@ -50,7 +50,7 @@ def test_the_wheel_holds_the_package_alone_with_script_and_vectors(wheel: Path) 
         assert (
             zipfile.ZipFile(wheel).read(f"dispatch_agent/_prologue/{name}") == (ROOT / "prologue" / name).read_bytes()
         )
-    assert "dispatch_agent/py.typed" in names
+    assert {"dispatch_agent/py.typed", "dispatch_agent/cluster/example.yaml"} <= set(names)
     assert [name for name in names if "__pycache__" in name] == []
 
 

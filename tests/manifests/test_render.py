@@ -267,6 +267,17 @@ class TestRuntime:
             ]
             assert having == ["dispatch-init", "dispatch-publish"]
 
+    def test_the_agents_programs_are_written_once_and_then_only_read_by_the_trainer(self) -> None:
+        [runtime] = render(SEVERAL_NODES, "--kind", "runtime")
+        mounts = {
+            container["name"]: mount
+            for container in cluster.containers(pod_template(runtime))
+            for mount in container["volumeMounts"]
+            if mount["name"] == "dispatch-agent"
+        }
+        mount = {"name": "dispatch-agent", "mountPath": "/opt/dispatch"}
+        assert mounts == {"dispatch-install": mount, "node": {**mount, "readOnly": True}}
+
     def test_a_plain_sidecar_stands_beside_a_trainer_that_holds_a_lock_for_it(self) -> None:
         runtime, train_job = render(PLAIN_SIDECAR)
         spec = pod_template(runtime)["spec"]
