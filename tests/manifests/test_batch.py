@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import PATIENCE, eventually, program
-from tests.manifests.conftest import JOB_ID, MANIFESTS, invoke
-
-pytestmark = MANIFESTS
+from tests.manifests.conftest import JOB_ID, invoke
 
 TRICKY = [
     "costs $5",

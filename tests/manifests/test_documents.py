@@ -11,12 +11,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.manifests.conftest import MANIFESTS, ONE_NODE, invoke, refusal, render
+from tests.manifests.conftest import ONE_NODE, invoke, refusal, render
 
 from dispatch_agent.cli import documents
 from dispatch_agent.errors import SettingsError
-
-pytestmark = MANIFESTS
 
 # Each is something else than a text to some version of YAML, or ends one.
 TRICKY = [

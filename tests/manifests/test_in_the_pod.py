@@ -20,7 +20,6 @@ from tests.manifests import cluster
 from tests.manifests.cluster import Started
 from tests.manifests.conftest import (
     JOB_ID,
-    MANIFESTS,
     ONE_NODE,
     PLAIN_SIDECAR,
     RANK_RESTART,
@@ -34,8 +33,6 @@ from dispatch_agent.cli.publish import publish
 from dispatch_agent.cluster import container
 from dispatch_agent.errors import SettingsError
 from dispatch_agent.settings import check_ranks, destination, unknown_variables
-
-pytestmark = MANIFESTS
 
 BESIDE = ("dispatch-init", "dispatch-publish")
 REPORT = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), os.getpid()]))"
@@ -297,6 +294,29 @@ class TestAWholeJob:
         assert steps == "1000001"
         [third] = pods(job, admissions=2, restarts=1)
         assert self.execution(third, "c", tmp_path / "log")[1] == "1000001 1000002"
+
+    @pytest.mark.parametrize("command", [TRAIN, "import sys; sys.exit(7)"], ids=["well", "with 7"])
+    def test_a_plain_sidecar_ends_by_itself_when_the_trainer_has(
+        self, job: dict[str, Any], command: str, tmp_path: Path
+    ) -> None:
+        """Or the pod, of which it is a container like the trainer, would never end."""
+        plain = changed(job, agent__install=True, agent__sidecar="plain", command=[sys.executable, "-c", command])
+        [pod] = pods(plain)
+        run(cluster.started(pod, "dispatch-init")).passes()
+        sidecar = cluster.started(pod, "dispatch-publish")
+        sidecar.environ["PUBLISH_LISTEN"] = f"127.0.0.1:{_free_port()}"
+        log = tmp_path / "log"
+        with log.open("wb") as out:
+            watch = _start(sidecar, out)
+            try:
+                eventually(lambda: "claimed" in log.read_text(), log.read_text)
+                trained = run(cluster.started(pod, "node"))
+                assert watch.wait(60) == 0, log.read_text()
+            finally:
+                watch.kill()
+                watch.wait()
+        assert trained.code == (0 if command == TRAIN else 7)
+        assert ("published save=step-0" in log.read_text()) is (command == TRAIN)
 
     def test_another_pod_under_the_same_identity_is_refused(self, job: dict[str, Any], tmp_path: Path) -> None:
         """As after a JobSet was rebuilt, or where Kueue started one again."""

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from tests.manifests import cluster
-from tests.manifests.conftest import JOB_ID, MANIFESTS, ONE_NODE, changed, pod_template, refusal, render
+from tests.manifests.conftest import JOB_ID, ONE_NODE, changed, pod_template, refusal, render
 
 from dispatch_agent.cluster.container import read_identity
-
-pytestmark = MANIFESTS
 
 ADMISSION, FLOOR = "dispatch.phpboyscout.uk/admission", "dispatch.phpboyscout.uk/admission-floor"
 

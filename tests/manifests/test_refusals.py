@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.manifests.conftest import (
     JOB_ID,
-    MANIFESTS,
     ONE_NODE,
     RANK_RESTART,
     SEVERAL_NODES,
@@ -16,8 +15,6 @@ from tests.manifests.conftest import (
     refusal,
     render,
 )
-
-pytestmark = MANIFESTS
 
 
 def words(count: int) -> list[str]:

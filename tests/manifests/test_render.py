@@ -14,7 +14,6 @@ from tests.cli.conftest import program
 from tests.manifests import cluster
 from tests.manifests.conftest import (
     JOB_ID,
-    MANIFESTS,
     ONE_NODE,
     PLAIN_SIDECAR,
     RANK_RESTART,
@@ -27,8 +26,6 @@ from tests.manifests.conftest import (
 
 from dispatch_agent.cli import main
 from dispatch_agent.identity import parse_job_id
-
-pytestmark = MANIFESTS
 
 SCRIPT = Path(__file__).parents[2] / "prologue" / "prologue.sh"
 
