@@ -232,45 +232,44 @@ def _mark_started(environ: dict[bytes, bytes], launch: "Launch", allow_restart: 
             except FileExistsError:
                 continue
         marker = b"%b/started.%b" % (folder, rank)
-        descriptor = posix.open(marker, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o666)
+        try:
+            descriptor = posix.open(marker, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            if not allow_restart:
+                raise Refusal(
+                    b"rank %b already ran under attempt %b: %b is there, so the counters repeated, or another "
+                    b"execution's folder was copied; start a new execution, or weaken the identity with "
+                    b"--allow-rank-restart" % (rank, launch.attempt, marker)
+                ) from None
+            _say(
+                b"identity weakened: rank %b runs again under attempt %b, as it was allowed to" % (rank, launch.attempt)
+            )
+            if not hold:
+                return b""
+            descriptor = posix.open(marker, posix.O_WRONLY | posix.O_CLOEXEC)
         if hold:
-            _hold(descriptor)
-            return b""
+            return _hold(descriptor)
         posix.close(descriptor)
-    except FileExistsError:
-        if not allow_restart:
-            raise Refusal(
-                b"rank %b already ran under attempt %b: %b is there, so the counters repeated, or another execution's "
-                b"folder was copied; start a new execution, or weaken the identity with --allow-rank-restart"
-                % (rank, launch.attempt, marker)
-            ) from None
-        _say(b"identity weakened: rank %b runs again under attempt %b, as it was allowed to" % (rank, launch.attempt))
-        if hold:
-            _hold(posix.open(marker, posix.O_WRONLY | posix.O_CLOEXEC))
-        return b""
     except OSError as error:
         raise Refusal(
-            b"cannot record the start below PUBLISH_ROOT %b: %b; make it writable, or unset it"
+            b"cannot record the start below PUBLISH_ROOT %b: %b; make it writable, unset it, or leave --hold out"
             % (environ[b"PUBLISH_ROOT"], _reason(error))
         ) from None
     return marker
 
 
-def _hold(descriptor: int) -> None:
+def _hold(marker: int) -> bytes:
     """Lock the marker for the life of this process, whatever program it is by then: however it ends, the lock goes."""
     number = _HELD
     try:
         while posix.fstat(number):
             number -= 1
     except OSError:  # this one is free
-        pass
-    try:
-        posix.dup2(descriptor, number)
-        posix.close(descriptor)
-        posix.lockf(number, posix.F_TLOCK, 0)
-        posix.write(number, b"held\n")
-    except OSError as error:
-        raise Refusal(b"cannot hold a lock below PUBLISH_ROOT: %b; leave --hold out" % _reason(error)) from None
+        posix.dup2(marker, number)
+    posix.close(marker)
+    posix.lockf(number, posix.F_TLOCK, 0)
+    posix.write(number, b"held\n")
+    return b""
 
 
 def _remove(marker: bytes) -> None:

@@ -295,7 +295,7 @@ def test_what_cannot_be_held_is_refused(stage: Stage, tmp_path: Path) -> None:
     few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))  # noqa: E731
     code, stderr, report = enter(stage, {**SLURM, **root}, *words, before=CONSOLE, preexec_fn=few)
     assert (code, report) == (125, None)
-    assert b"cannot hold a lock below PUBLISH_ROOT" in stderr
+    assert b"leave --hold out" in stderr
 
 
 def test_the_variable_is_for_who_has_the_counters_and_not_for_nested_commands(stage: Stage, tmp_path: Path) -> None:
