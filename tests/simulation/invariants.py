@@ -5,6 +5,7 @@ What trainers really wrote is known here (`Truth`), so a commit is held against 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +76,7 @@ class Invariants:
         self.commits: dict[Order, CommitRecord] = {}
         self.landed: dict[Order, int] = {}
         self.late: set[Order] = set()  # landed when their epoch was sealed
-        self.gone: set[Order] = set()
+        self.gone: dict[Order, int] = {}  # since when there is a tombstone
         self.sealed: set[int] = set()
         self.sent: dict[str, dict[Order, CommitRecord]] = defaultdict(dict)
         self.unconfirmed: dict[Order, str] = {}
@@ -192,6 +193,7 @@ class Invariants:
     def generations_count_up(self) -> None:
         """A commit has the number after that of its name's commit before, if its publisher could know of that one: it
         stood when that publisher started, or was its own. What lands later is in its place, and its number is not new.
+        Nor has it that one's content, unless a prune had taken it.
         """
         last: dict[tuple[str, str], CommitRecord] = {}
         for order, record in sorted(self.commits.items()):
@@ -203,7 +205,8 @@ class Invariants:
             known = self.landed[before.order] < self.born[order.nonce] or before.order.nonce == order.nonce
             if known and record.generation != before.generation + 1:
                 violated("I9", f"{order} is generation {record.generation}, and {before.order} {before.generation}")
-            if known and record.content == before.content:
+            taken = self.gone.get(before.order, math.inf) < self.landed[order]
+            if known and record.content == before.content and not taken:
                 violated("I9", f"{order} has the content that {before.order} has")
 
     @property
@@ -305,7 +308,7 @@ class Invariants:
             violated("I6", f"{key}: it is one of the newest {GRACE}")
         if self.points and self.pointer == order:
             violated("I6", f"{key}: the pointer still names it")
-        self.gone.add(order)
+        self.gone.setdefault(order, self.scheduler.count)
         self._newest_goes_up()
 
     def _is_dead(self, actor: Actor, key: str) -> None:

@@ -566,11 +566,11 @@ class World:
                 violated("I9", f"{first.order} is before {second.order}, and was complete after it")
         self.invariants.generations_count_up()
         for record in commits:
-            if record.order not in self.invariants.gone | self.invariants.late:
+            if record.order not in self.invariants.gone.keys() | self.invariants.late:
                 stored = stored_content(self.bucket, record)
                 if isinstance(stored, str):
                     violated("I2", f"{record.key}: {stored}")
-        if not self.invariants.gone | self.invariants.late:
+        if not (self.invariants.gone or self.invariants.late):
             try:
                 check_invariants(quiet, pointer_is_current=False)
             except AssertionError as error:
