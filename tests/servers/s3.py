@@ -156,24 +156,38 @@ def fresh_bucket(endpoint: str) -> Bucket:
     return bucket
 
 
-def _start_seaweed(folder: Path) -> Server:
+# Else every new bucket takes seven volumes.
+SEAWEED_ENVIRONMENT = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+
+
+def seaweed_command(weed: str, folder: Path, port: int, bind: str) -> list[str]:
+    """SeaweedFS's S3 server, which listens on `bind` and keeps all in `folder`; that holds `seaweed_folder`'s files."""
+    return [
+        weed,
+        *("-logtostderr=true", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", f"-ip.bind={bind}"),
+        *("-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=10000"),
+        *("-master.electionTimeout=1s", f"-master.port={port + 1}", f"-volume.port={port + 2}"),
+        *("-filer=true", f"-filer.port={port + 3}", "-s3", f"-s3.port={port}"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
+    ]
+
+
+def seaweed_folder(folder: Path) -> None:
+    """Lay down in `folder` what a SeaweedFS needs to start."""
     identity = {"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]}
     actions = ["Admin", "Read", "List", "Tagging", "Write"]
     (folder / "s3.json").write_text(json.dumps({"identities": [{**identity, "actions": actions}]}))
     (folder / "data").mkdir()
 
-    def command(port: int) -> list[str]:
-        return [
-            program("weed"),
-            *("-logtostderr=true", "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-            *("-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=10000"),
-            *("-master.electionTimeout=1s", f"-master.port={port + 1}", f"-volume.port={port + 2}"),
-            *("-filer=true", f"-filer.port={port + 3}", "-s3", f"-s3.port={port}"),
-            *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={folder / 's3.json'}"),
-        ]
 
-    # Else every new bucket takes seven volumes. The ports + 10000 are for its own calls.
-    return start(command, folder, {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}, offsets=(0, 1, 2, 3))
+def _start_seaweed(folder: Path) -> Server:
+    seaweed_folder(folder)
+
+    def command(port: int) -> list[str]:
+        return seaweed_command(program("weed"), folder, port, "127.0.0.1")
+
+    # The ports + 10000 are for its own calls.
+    return start(command, folder, SEAWEED_ENVIRONMENT, offsets=(0, 1, 2, 3))
 
 
 def _start_rclone(folder: Path) -> Server:
