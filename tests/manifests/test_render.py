@@ -109,6 +109,7 @@ class TestTrainJob:
         drawn = variables(yaml.safe_load(result.stdout)["spec"]["trainer"])["DISPATCH_JOB_ID"]
         assert parse_job_id(drawn) != JOB_ID
         assert drawn in result.stderr
+        assert invoke(changed(ONE_NODE, job_id=None), "--kind", "runtime").stderr == "", "a runtime holds none"
 
 
 class TestRuntime:
@@ -315,10 +316,13 @@ class TestOtherKinds:
             assert {**ours, "env": 0, "ports": 0} == {**theirs, "env": 0, "ports": 0}
 
     def test_a_jobset_says_that_its_admission_stands_still(self) -> None:
-        said = invoke(ONE_NODE, "--kind", "jobset").stdout
-        assert said.startswith("# Its admission count stays 1")
-        assert "Identity weakened" not in said
-        assert "Identity weakened" in invoke(RANK_RESTART, "--kind", "jobset").stdout
+        assert invoke(ONE_NODE, "--kind", "jobset").stdout.startswith("# Its admission count stays 1")
+
+    def test_an_identity_that_a_queue_weakens_is_said_to_be(self) -> None:
+        for arguments in (("--kind", "jobset"), ("--admitted",)):
+            assert "# Identity weakened" in invoke(RANK_RESTART, *arguments).stdout
+            assert "Identity weakened" not in invoke(ONE_NODE, *arguments).stdout
+        assert "Identity weakened" not in invoke(RANK_RESTART).stdout, "the dispatcher raises the count"
 
     def test_each_pod_of_a_job_has_its_own_name_and_a_finished_identity(self) -> None:
         first, second = (render(changed(ONE_NODE, restart=count), "--kind", "pod")[0] for count in (0, 1))

@@ -21,8 +21,6 @@ from dispatch_agent.store.opening import refuse_secrets
 
 EXAMPLE = Path(description.__file__).with_name("example.yaml")
 
-_WEAKENED = "Identity weakened, as allow_rank_restart says: "
-
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, allow_dash=True))
@@ -87,7 +85,7 @@ def render(
         limits.check(job, needed)
     if admitted:
         limits.admitted(job)
-    for job_id in drawn:
+    for job_id in drawn if kind != "runtime" else ():  # which holds none
         click.echo(f"job_id {job_id} was drawn: write it into the description, for the job's next submission", err=True)
     script = conformance.SCRIPT.read_text(encoding="utf-8")
     if kind == "sbatch":
@@ -189,10 +187,11 @@ def _notes(job: Job, kind: str | None, *, admitted: bool) -> list[str]:
             "Its admission count stays 1: JobSet's restarts raise the epoch, a suspension does not. After one, let it "
             "go on by `dispatch-agent render --raise`."
         )
-        if job.queue:
-            notes.append(
-                f"{_WEAKENED}Kueue starts it again after a preemption under the epoch and attempt that it had before."
-            )
+    if job.queue and (admitted or kind == "jobset"):
+        notes.append(
+            "Identity weakened, as allow_rank_restart allows it: Kueue starts it again after a preemption under the "
+            "epoch and attempt that it had before."
+        )
     if kind == "pod":
         notes.append("One execution: a further Pod of this job needs a higher `restart`, and has its own name by that.")
     return notes
