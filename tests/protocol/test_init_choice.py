@@ -19,7 +19,7 @@ from tests.protocol.test_two_publishers import every_k
 from tests.protocol.writers import PROVED
 
 from dispatch_agent.checkpoint import completion, resuming
-from dispatch_agent.errors import StoreUnavailable
+from dispatch_agent.errors import OutcomeUnknown, StoreUnavailable
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import listing
 from dispatch_agent.publish.initialise import Bounds, Init, Ready
@@ -186,6 +186,23 @@ def test_every_call_may_fail_once_and_the_outcome_is_the_same(place: Path) -> No
         return bool(reached)
 
     assert every_k(run) > 15
+
+
+def test_nothing_is_chosen_while_an_older_commit_may_land(place: Path) -> None:
+    before, real = Execution(place, 1), MemoryStore()
+    published(real, before, "step-1")
+    before.save("step-2", small("step-2"))
+
+    def hook(call: Call, do: Do) -> Any:
+        if call.key.startswith("commits/") and call.key.endswith(".json") and "0001.000002" in call.key:
+            raise StoreUnavailable(call.key)
+        return do()
+
+    now = Execution(place, 2)
+    with pytest.raises(OutcomeUnknown):
+        rank_of(faulty(real, hook), now, 0).run()
+    assert resuming.choices(now.folder) == []
+    assert rank_of(real, now, 0).run().path == place / "resume" / "a2" / "step-2"
 
 
 class TestAway:

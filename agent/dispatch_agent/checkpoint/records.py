@@ -151,7 +151,8 @@ def _give(path: Path, above: os.stat_result) -> None:
         with suppress(PermissionError):
             os.chown(path, owner, above.st_gid)
             break
-    path.chmod(above.st_mode & 0o7777)
+    if path.stat().st_mode != above.st_mode:  # some filesystems give all the same mode, and let nobody change it
+        path.chmod(above.st_mode & 0o7777)
 
 
 def _write(path: Path, value: dict[str, Any], mtime_ns: int | None = None) -> Path:

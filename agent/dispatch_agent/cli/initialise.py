@@ -48,8 +48,8 @@ ALLOW = "AGENT_ALLOW_RANK_RESTART"
 @options.option(
     "--allow-rank-restart",
     is_flag=True,
-    help=f"Let a rank that ran under this identity run again: the identity is weakened. Also read: {ALLOW}, as by "
-    f"`dispatch-agent exec`.",
+    help="Let a rank that ran under this identity run again, from what was chosen then: the identity is weakened. Also "
+    f"read: {ALLOW}, as by `dispatch-agent exec`.",
 )
 @options.as_json
 @options.logging
@@ -77,19 +77,20 @@ def init(
     It may be killed at any moment and run again.
 
     \b
-    Exits, before the trainer can start, with
+    Exits, so that no trainer starts, with
       125    no valid identity, or this rank already ran under it
-      31     this epoch belongs to another attempt at the store, or an older one does whose folder here holds
-             complete saves: what is published may be another job's
+      31     this epoch belongs to another attempt at the store; or an older one does whose folder here holds
+             complete saves, and then what is published may be another job's
+      32     ROOT/exec/<DISPATCH_ATTEMPT> is another job's or execution's
       30     a newer execution has published: this one is stale
       10-12  the store does not answer, refuses, or is too weak
-      33     a commit of an older execution may have landed or not: run again, it then finds out
-      40     --timeout came while older saves were published; started now, this execution would go back behind
-             them unseen, and what is left would be fenced by its first save. Run again, or give more --timeout
-      22     the newest save is damaged, and so are all others, or --no-fall-back was given
+      33     an older execution's commit was sent and may land: the next run finds out
+      40     --timeout or --restore-timeout came. An execution that started while older saves are on their way
+             would go back behind them, and fence them with its first own. Run it again, or give more time
+      22     everything published is damaged, or with --no-fall-back the newest; or a later version wrote it
       20     another rank was not done in time
       143    SIGTERM
-    What can never be published does not keep it from starting: it is said (`left`, `step back`) in the log.
+    What no later run could publish either does not keep it from starting: the log says `left` and `step back`.
     """
     identity = container.read_identity(os.environ)
     rank, _, log = starting.place_of(identity, given)
