@@ -219,7 +219,7 @@ class _Section:
             raise SettingsError(message)
         if not isinstance(value, str):
             refuse(self.key(key), value, "write a text; quote what YAML takes for a number or a truth value")
-        if not value or "\0" in value or (form is not None and not form.fullmatch(value)):
+        if not value or not _can_be_passed(value) or (form is not None and not form.fullmatch(value)):
             refuse(self.key(key), value, f"write {what or 'a text that is not empty'}")
         return value
 
@@ -269,6 +269,11 @@ def refuse_unknown(place: str, key: str, known: Sequence[str] | Mapping[str, obj
     raise SettingsError(message)
 
 
+def _can_be_passed(text: str) -> bool:
+    """Whether a program can get it: no NUL, and nothing that JSON can write and UTF-8 cannot."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _job_id(top: _Section, draw: Callable[[], str]) -> str:
     text = top.text("job_id")
     try:
@@ -287,7 +292,7 @@ def _command(top: _Section) -> tuple[str, ...]:
     if not isinstance(words, list) or not words:
         refuse("command", words, "write a list of the program and its arguments")
     for number, word in enumerate(words):
-        if not isinstance(word, str) or "\0" in word:
+        if not isinstance(word, str) or not _can_be_passed(word):
             refuse(f"command[{number}]", word, "write a text; quote what YAML takes for a number or a truth value")
     if words[0] == "" or words[0].startswith("-"):
         refuse("command[0]", words[0], "name a program; the prologue refuses what is empty or starts with a dash")
@@ -321,7 +326,7 @@ def _variables(section: _Section, key: str) -> dict[str, str]:
 
 
 def _value(key: str, value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or "\0" in str(value):
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or not _can_be_passed(str(value)):
         refuse(key, value, "write a text or a whole number; quote everything else")
     return str(value)
 

@@ -16,11 +16,12 @@ Kind = Literal["runtime", "trainjob", "jobset", "pod", "sbatch"]
 MAX_ITEMS = 128
 PROLOGUE_ITEMS = 4  # /bin/sh -c SCRIPT dispatch-prologue
 MAX_ITEM_LENGTH = 65_536
+MAX_STRING = 131_071  # bytes that Linux takes as one argument or variable
 _OUR_ENV = 7
 _LABEL_LENGTH = 63
 _POD_SUFFIX = "-abcde"
 
-# Containers have these from render, the Job controller or Trainer; the prologue's own shell sets none of them.
+# Containers have these from render, the Job controller or Trainer.
 _RESERVED = re.compile(
     r"DISPATCH_.*|PET_.*|AGENT_K8S_.*|JOB_COMPLETION_INDEX|POD_NAME|PUBLISH_ROOT|AGENT_HOLD|AGENT_ALLOW_RANK_RESTART"
 )
@@ -61,6 +62,17 @@ def _trainer_command(job: Job) -> None:
             "start the recipe with torchrun: Trainer fills in torchtune's own command only where nothing stands "
             "before it, and here the prologue does",
         )
+
+
+def _strings(job: Job) -> None:
+    strings = {f"command[{number}]": word for number, word in enumerate(job.command)}
+    strings |= {f"env.{name}": f"{name}={value}" for name, value in job.env.items()}
+    for key, string in strings.items():
+        length = len(string.encode("utf-8", "surrogateescape"))
+        if length > MAX_STRING:
+            refuse(
+                key, f"{length} bytes long", f"write {MAX_STRING} at most, which is Linux's limit: move it into a file"
+            )
 
 
 def _starter(job: Job) -> None:
@@ -238,7 +250,10 @@ def admitted(job: Job) -> None:
 def _batch(job: Job) -> None:
     for key, value in (
         ("queue", job.queue),
+        ("image", job.image),
+        ("agent.image", job.agent.image),
         ("checkpoints.claim", job.checkpoints.claim),
+        ("checkpoints.size", job.checkpoints.size),
         ("credentials.secret", job.credentials.secret if job.credentials else None),
         ("service_account", job.service_account),
         ("namespace", job.namespace),
@@ -259,6 +274,7 @@ def _is_below(path: str, folder: str) -> bool:
 _POD_RULES: tuple[Callable[[Job], None], ...] = (
     _images,
     _env,
+    _strings,
     _starter,
     _volume,
     _destination,
@@ -272,5 +288,5 @@ _RULES: Mapping[Kind, tuple[Callable[[Job], None], ...]] = {
     "trainjob": (*_POD_RULES, _trainer_command, _trainer_env, _job_name, _no_restart),
     "jobset": (*_POD_RULES, _job_name, _no_restart, _queue_needs_a_raise),
     "pod": (*_POD_RULES, _pod_name, _pod_sidecar),
-    "sbatch": (_env, _batch, _grace, _no_restart),
+    "sbatch": (_env, _strings, _batch, _grace, _no_restart),
 }
