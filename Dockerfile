@@ -2,9 +2,9 @@
 #
 #   docker build -t dispatch-agent .
 #
-# It holds one folder, which needs nothing around it: our package, a Python, the C library. No shell, no package manager.
-# It runs as any user and with a read-only root; `dispatch-agent install DIR` copies the folder into a volume, from where
-# it runs in any other image.
+# It holds one folder, which needs nothing around it: our package, a Python, the C library. No shell, no installer.
+# It runs as any user and with a read-only root; `dispatch-agent install DIR` copies the folder into a volume, from
+# where it runs in any other image. Made for the architecture that it is built on.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -18,8 +18,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY tests/constraints.txt tests/
 COPY agent agent
 COPY prologue prologue
-# The stores that it can speak to besides folders, and YAML for `render` and `inspect`. Another package of fsspec's family may
-# be named too.
+# The stores that it can speak to besides folders, and YAML for `render` and `inspect`. MORE_PACKAGES may name another
+# package of fsspec's family.
 ARG EXTRAS=s3,kubernetes
 ARG MORE_PACKAGES=
 RUN PIP_CONSTRAINT=/src/tests/constraints.txt python3 images/publisher/make_tree.py \

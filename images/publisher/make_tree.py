@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
@@ -52,34 +52,48 @@ LOADED_LATE = ("libgcc_s.so.1", "libresolv.so.2", "libnss_dns.so.2", "libnss_fil
 
 
 def main(tree: Path, launcher: Path, requirements: list[str]) -> None:
-    copy_python(tree)
-    packages = tree / "lib" / VERSION / "site-packages"
-    install(packages, requirements)
-    loader = copy_libraries(tree)
+    loader = copy_python(tree)
     (tree / "libexec" / "dispatch-agent").write_bytes(only_ours(loader.read_bytes()))
     (tree / "libexec" / "dispatch-agent").chmod(0o755)
     (tree / "bin").mkdir()
     for name in "dispatch-agent", "publish", "python":
         shutil.copy(launcher, tree / "bin" / name)
+    # Debian's own Python looks for packages elsewhere than others do.
+    packages = Path(output(tree / "bin" / "python", "-I", "-c", "import site; print(site.getsitepackages()[0])"))
+    install(packages, requirements)
+    copy_libraries(tree, list(binaries(packages)))
+    for package in "ca-certificates", "musl":  # what the launcher is linked with
+        keep_licence(tree, package)
     shutil.copy(Path(__file__).with_name("entry.py"), tree)
     (tree / "etc").mkdir()
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", tree / "etc" / "ca-certificates.crt")
     # A volume may give the files new times: what was compiled is used without a look at its source.
     compiled = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(tree / "lib", quiet=1, stripdir=str(tree), invalidation_mode=compiled)
+    compileall.compile_dir(tree, quiet=1, stripdir=str(tree), invalidation_mode=compiled)
     # The entry agent, compiled under a name that does not change with Python's version: a third of its time is saved.
     source = packages / "dispatch_agent" / "prologue.py"
     py_compile.compile(str(source), str(tree / "exec.py"), "exec.py", doraise=True, invalidation_mode=compiled)
     (tree / "digest").write_text(digest(tree) + "\n")
 
 
-def copy_python(tree: Path) -> None:
+def copy_python(tree: Path) -> Path:
+    """The interpreter, its library and what they need of the system; where the loader that it names is."""
     shutil.copytree(STDLIB, tree / "lib" / VERSION, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for pattern in MODULES_LEFT_OUT:
         for path in (tree / "lib" / VERSION / "lib-dynload").glob(pattern):
             path.unlink()
     (tree / "libexec").mkdir()
-    shutil.copy(Path(sys.executable).resolve(), tree / "libexec" / "python")
+    python = tree / "libexec" / "python"
+    shutil.copy(Path(sys.executable).resolve(), python)
+    own = list(binaries(tree))
+    folder = Path(re.search(r"libc\.so\.6 => (/\S+)/libc\.so\.6", output("ldd", python))[1])  # type: ignore[index]
+    copied = copy_libraries(tree, own, [path for name in LOADED_LATE if (path := folder / name).exists()])
+    # A wheel's search path is relative to itself; one of these would lead into the image that the tree is mounted in.
+    for path in own + copied:
+        output("patchelf", "--remove-rpath", path)
+    loader = Path(output("patchelf", "--print-interpreter", python)).resolve()
+    keep_licence(tree, owner(loader))
+    return loader
 
 
 def install(packages: Path, requirements: list[str]) -> None:
@@ -94,29 +108,25 @@ def install(packages: Path, requirements: list[str]) -> None:
             shutil.rmtree(described)
 
 
-def copy_libraries(tree: Path) -> Path:
-    """Every shared library that anything in the tree needs, with its licence; the loader's own place."""
-    loader = Path(output("patchelf", "--print-interpreter", tree / "libexec" / "python")).resolve()
-    needed: set[Path] = set()
-    for path in binaries(tree):
+def copy_libraries(tree: Path, programs: list[Path], late: Sequence[Path] = ()) -> list[Path]:
+    """Every shared library that programs need, and those in `late`, with their licences; what was copied."""
+    needed = set(late)
+    for path in programs:
         linked = output("ldd", path)
         missing = re.findall(r"(\S+) => not found", linked)
         if missing:
             sys.exit(f"make_tree: {path} needs {missing}: install it in this build stage")
         needed |= {Path(found) for found in re.findall(r"=> (/\S+)", linked)}
-    folder = Path(re.search(r"libc\.so\.6 => (/\S+)/libc\.so\.6", output("ldd", tree / "libexec" / "python"))[1])  # type: ignore[index]
-    needed |= {folder / name for name in LOADED_LATE if (folder / name).exists()}
+    copied = []
     for library in sorted(needed):
-        if not library.resolve().is_relative_to(tree.resolve()):
-            shutil.copy(library, tree / "lib" / library.name)
-            keep_licence(tree, library)
-    keep_licence(tree, loader)
-    keep_licence(tree, Path("/etc/ssl/certs/ca-certificates.crt"), package="ca-certificates")
-    for path in binaries(tree):
+        target = tree / "lib" / library.name
+        if not target.exists() and not library.is_relative_to(tree):
+            shutil.copy(library, target)
+            keep_licence(tree, owner(library))
+            copied.append(target)
+    for path in programs + copied:
         output("strip", "--strip-unneeded", path)
-        if "site-packages" not in path.parts:  # a wheel's own search path is relative to itself
-            output("patchelf", "--remove-rpath", path)
-    return loader
+    return copied
 
 
 def binaries(tree: Path) -> Iterator[Path]:
@@ -127,23 +137,21 @@ def binaries(tree: Path) -> Iterator[Path]:
                     yield path
 
 
-def keep_licence(tree: Path, library: Path, package: str = "") -> None:
-    if not package:
-        names = [library, library.resolve(), Path(str(library).removeprefix("/usr"))]
-        package = next(filter(None, map(owner, names)), "")
-        if not package:
-            return  # Python's own: its LICENSE.txt is in its library
-    target = tree / "share" / "doc" / package
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(f"/usr/share/doc/{package}/copyright", target / "copyright")
+def keep_licence(tree: Path, package: str) -> None:
+    """Of a package of Debian; none is Python itself, whose LICENSE.txt is in its library."""
+    if package:
+        target = tree / "share" / "doc" / package
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(f"/usr/share/doc/{package}/copyright", target / "copyright")
 
 
-def owner(path: Path) -> str:
-    """Debian's package of a file; empty if it is in none."""
-    try:
-        return output("dpkg", "-S", path).split(":")[0]
-    except subprocess.CalledProcessError:
-        return ""
+def owner(library: Path) -> str:
+    """Debian's package of a library, by any of its names; empty if it is in none."""
+    for name in library, library.resolve(), Path(str(library).removeprefix("/usr")):
+        answer = subprocess.run(["dpkg", "-S", name], capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            return answer.stdout.split(":")[0]
+    return ""
 
 
 def only_ours(loader: bytes) -> bytes:

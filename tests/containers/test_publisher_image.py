@@ -122,7 +122,7 @@ def test_no_shell_starts() -> None:
 def test_every_library_comes_with_its_licence(files: set[str]) -> None:
     """Glibc's, OpenSSL's and the others' ask for it; Python's and the packages' lie beside them."""
     documents = {path.split("/")[-2] for path in files if path.endswith("/copyright")}
-    assert {"libc6", "libssl3", "libgcc-s1", "zlib1g", "ca-certificates"} <= documents
+    assert {"libc6", "libssl3", "libgcc-s1", "zlib1g", "musl", "ca-certificates"} <= documents
     assert [path for path in files if path.endswith("/LICENSE.txt") and "site-packages" not in path]
     packages = {path.split("/")[-2] for path in files if path.endswith(".dist-info/METADATA")}
     licensed = {
@@ -207,7 +207,7 @@ def test_a_store_behind_tls_is_believed_by_its_authority_alone(run: Run, shared_
     options = (*LOCKED, f"--volume={tmp_path}/ca.pem:/ca.pem:ro")
     probe = ("publish", "probe", f"{shared_bucket.url}/tls")
     with front(shared_bucket.endpoint, lambda request, forward: forward(request), context) as endpoint:
-        settings = {**IDENTITY, **shared_bucket.environment, "AWS_ENDPOINT_URL": endpoint}
+        settings = {**IDENTITY, **shared_bucket.environment, "AWS_ENDPOINT_URL": endpoint, "AWS_MAX_ATTEMPTS": "1"}
         unknown = run(IMAGE, *probe, environ=settings, options=options, network="host")
         assert unknown.code == 10
         assert "AWS_CA_BUNDLE" in unknown.err

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -67,11 +67,15 @@ def install_tree(source: Path, folder: Path) -> bool:
         if (folder / name).exists() and not (folder / name).is_symlink():
             message = f"{folder / name} is there and is not the agent's: install into a folder of its own"
             raise SettingsError(message)
-    if _is_installed(source, folder, digest):
+
+    def is_done() -> bool:
+        return _is_installed(source, folder, digest)
+
+    if is_done():
         return False
     (folder / _TREES).mkdir(mode=0o755, parents=True, exist_ok=True)
-    with _locked(folder / _TREES) as alone:
-        if _is_installed(source, folder, digest):
+    with _locked(folder / _TREES, is_done) as alone:
+        if is_done():
             return False
         if alone:  # leftovers of an install that was killed
             _remove_all(path for path in (folder / _TREES).iterdir() if path.name.startswith("."))
@@ -96,15 +100,21 @@ def _is_installed(source: Path, folder: Path, digest: str) -> bool:
 
 
 def _is_whole(source: Path, tree: Path) -> bool:
-    """Whether every file of `source` is in `tree`, in its size."""
-    for path in source.rglob("*"):
-        if path.is_file():
-            try:
-                if (tree / path.relative_to(source)).stat().st_size != path.stat().st_size:
-                    return False
-            except OSError:
-                return False
-    return True
+    """Whether `tree` has the files of `source`, each in its size."""
+    try:
+        return _sizes(source) == _sizes(tree)
+    except FileNotFoundError:  # it is being put aside
+        return False
+
+
+def _sizes(tree: Path) -> dict[str, int]:
+    """The path of every file below a folder, and its bytes; none if there is no folder."""
+    sizes = {}
+    for folder, _, files in os.walk(tree):
+        for name in files:
+            path = f"{folder}/{name}"
+            sizes[path.removeprefix(str(tree))] = os.lstat(path).st_size
+    return sizes
 
 
 def _place(source: Path, tree: Path) -> None:
@@ -145,7 +155,7 @@ def _copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
-        whole = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+        whole = sum(_sizes(source).values())
         message = (
             f"no room in {target.parent.parent}: it was full after {size >> 20} of {(whole >> 20) + 1} MiB; give the "
             "volume more (an upgrade needs room for three versions)"
@@ -166,16 +176,18 @@ def _see_it_run(tree: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Spares others the same work, for a bounded time; whether we are alone. Nothing rests on it but tidying up."""
+def _locked(folder: Path, is_needless: Callable[[], bool]) -> Iterator[bool]:
+    """Spares us what others do just now; whether we are alone. Nothing rests on it but tidying up.
+
+    Waits for a bounded time, and no longer than until it is needless.
+    """
     with contextlib.ExitStack() as stack:
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
             until = time.monotonic() + _LOCK_WAIT
-            while not _lock(descriptor) and time.monotonic() < until:
-                time.sleep(0.05)
-            alone = _lock(descriptor)
+            while not (alone := _lock(descriptor)) and not is_needless() and time.monotonic() < until:
+                time.sleep(0.1)
         except OSError:  # a filesystem without locks
             alone = False
         yield alone
