@@ -25,6 +25,8 @@ from tests.manifests.conftest import (
 )
 from tests.manifests.schemas import RELEASES, Crd, crd, kubernetes_errors
 
+from dispatch_agent.cluster import inspection
+
 Object = dict[str, Any]
 
 pytestmark = MANIFESTS
@@ -73,6 +75,21 @@ def test_no_rule_is_broken_that_the_schemas_do_not_know(description: Object, kin
         else:
             assert rules.broken(thing) == []
             assert rules.not_restricted(thing) == []
+
+
+@every_description
+def test_inspect_finds_nothing_in_it_but_what_was_allowed(description: Object) -> None:
+    """The requirement on runtimes, the counts and every pod's identity, as they are read from a cluster's objects."""
+    runtime, train_job = render(description, "--admitted")
+    job_set = cluster.job_set_of(runtime, train_job)
+    job = cluster.job_of(job_set, restarts=2)
+    allowed = bool(description.get("allow_rank_restart"))
+    things = [runtime, train_job, {**job_set, "status": {"restarts": 2}}, job, *cluster.pods_of(job)]
+    report = inspection.inspect(things, allow_rank_restart=allowed)
+    assert [seen.name for seen in report.jobs] == ["train"]
+    assert len(report.jobs[0].pods) == job["spec"]["completions"]
+    assert all(finding.says.startswith("identity weakened") for finding in report.all_findings)
+    assert bool(report.all_findings) is allowed
 
 
 @pytest.mark.crds
