@@ -56,12 +56,24 @@ def test_true_false_null_and_decimal_numbers_are_what_they_are() -> None:
 
 
 def test_anchors_and_merges_are_read() -> None:
-    text = "base: &base {a: 1}\nmore:\n  <<: *base\n  b: 2\n"
-    assert documents.read(io.StringIO(text)) == [{"base": {"a": 1}, "more": {"a": 1, "b": 2}}]
+    text = "base: &base {a: 1, b: 1}\nmore:\n  <<: *base\n  b: 2\n"
+    assert documents.read(io.StringIO(text)) == [{"base": {"a": 1, "b": 1}, "more": {"a": 1, "b": 2}}]
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [1", "a: b: c", "\tx: 1", "a: !!python/object:os.system x", "{1: 2, [a]: b}", '{"a": ']
+    "text",
+    [
+        "a: [1",
+        "a: b: c",
+        "\tx: 1",
+        "a: !!python/object:os.system x",
+        "{1: 2, [a]: b}",
+        '{"a": ',
+        "a: " + "9" * 5000,
+        '{"a": ' + "9" * 5000 + "}",
+        "[" * 20_000,
+        "&a [*a, {b: *a}]: 1",
+    ],
 )
 def test_what_is_no_document_is_said_in_one_line(text: str) -> None:
     with pytest.raises(SettingsError) as refused:

@@ -33,6 +33,9 @@ def read(stream: IO[str]) -> list[Any]:
             if not _yaml_is_there():  # `{a: b}` is YAML
                 message = f"line {error.lineno}, column {error.colno} is no JSON: {error.msg}; correct it"
                 raise SettingsError(message) from None
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, or as many brackets
+            message = f"it is no JSON that can be read: {error}"
+            raise SettingsError(message) from None
     return _read_yaml(text)
 
 
@@ -71,12 +74,14 @@ def _read_yaml(text: str) -> list[Any]:
         message = f"{_WITHOUT_YAML} give JSON"
         raise SettingsError(message) from None
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # it ships no types
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # it ships no types
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (as PyYAML has it)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            self.flatten_mapping(node)
-            return _once([(self.construct_object(k, deep=True), self.construct_object(v, deep)) for k, v in node.value])
+            own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            _once([(self.construct_object(key, deep=True), None) for key in own])
+            self.flatten_mapping(node)  # what is merged in stands first, and gives way
+            return {self.construct_object(k, deep=True): self.construct_object(v, deep) for k, v in node.value}
 
     for tag, form, first in (
         ("bool", r"true|false|True|False|TRUE|FALSE", "tTfF"),
@@ -88,8 +93,8 @@ def _read_yaml(text: str) -> list[Any]:
         Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{form})$"), list(first))
     try:
         return [document for document in yaml.load_all(text, Loader) if document is not None]
-    except yaml.YAMLError as error:
-        message = f"it is no YAML: {' '.join(str(error).split())}"
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        message = f"it is no YAML that can be read: {' '.join(str(error).split())}"
         raise SettingsError(message) from None
 
 
