@@ -44,7 +44,8 @@ class Cluster:
         self.runtime = json.loads(_rendered("--kind", "runtime"))
         self.train_job: Object = json.loads(_rendered("--kind", "trainjob", "--admitted"))
         self.job_set = cluster.job_set_of(self.runtime, self.train_job)
-        self.job_set["metadata"]["uid"] = "uid-of-jobset"
+        owner = {"apiVersion": self.train_job["apiVersion"], "kind": "TrainJob", "name": "train"}
+        self.job_set["metadata"] |= {"uid": "uid-of-jobset", "ownerReferences": [owner]}
         self.job_set["status"] = {"restarts": restarts}
         self.train_job["metadata"]["annotations"][UID] = "uid-of-jobset"
         self.job = cluster.job_of(self.job_set, restarts)
@@ -137,6 +138,9 @@ class TestAJobThatIsWell:
         report = inspect(both)
         assert [(job.namespace, len(job.pods)) for job in report.jobs] == [("team-a", 2), ("team-b", 2)]
         assert report.all_findings == ()
+
+    def test_whose_trainjob_is_not_there_is_not_missing_its_counts(self) -> None:
+        assert inspect([Cluster().job_set]).all_findings == ()
 
     def test_that_is_given_twice_is_one(self) -> None:
         one = Cluster()

@@ -12,6 +12,7 @@ import click
 from dispatch_agent import __version__
 from dispatch_agent.cli import health
 from dispatch_agent.cli.demo import demo
+from dispatch_agent.cli.doctor import doctor
 from dispatch_agent.cli.inspect import inspect
 from dispatch_agent.cli.install import install
 from dispatch_agent.cli.prologue import identity_command, prologue_group
@@ -87,6 +88,7 @@ cli.add_command(publish)
 cli.add_command(prologue_group)
 cli.add_command(identity_command)
 cli.add_command(demo)
+cli.add_command(doctor)
 cli.add_command(install)
 cli.add_command(inspect)
 cli.add_command(render)

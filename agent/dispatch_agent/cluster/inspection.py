@@ -115,8 +115,11 @@ def _is_ours(group: Group) -> bool:
 
 
 def _job(group: Group, allowed: bool) -> JobSeen:
-    top = next(iter([*group.of("TrainJob"), *group.of("JobSet")]), None)
     job_sets = group.of("JobSet")
+    own_job_sets = [
+        thing for thing in job_sets if thing.owner("TrainJob") is None
+    ]  # the others' counts are a TrainJob's
+    top = next(iter([*group.of("TrainJob"), *own_job_sets]), None)
     restarts = max(
         (n for thing in job_sets if (n := number(get(thing.body, "status", "restarts"))) is not None), default=None
     )
