@@ -19,6 +19,7 @@ import pytest
 from tests.cli.conftest import (
     LARGE,
     NOBODY,
+    PATIENCE,
     SEAWEED,
     UNSET,
     Job,
@@ -485,6 +486,29 @@ class TestSignals:
         assert second.run("init", **POD).passes().out == f"{target}/big\n"
         assert tree_of(target / "big") == tree_of(before.folder / "big")
 
+    @SEAWEED
+    def test_sigterm_ends_a_restore_from_a_store_that_hangs(self, second: Job, shared_bucket: Bucket) -> None:
+        there, hangs, ended = on_s3(second, shared_bucket), threading.Event(), threading.Event()
+        asked: list[str] = []
+        before = replace(there, epoch=second.epoch - 1, attempt="1.17.1")
+        before.run("publish", before.save("step-2")).passes()
+
+        def behave(request: Request, forward: Forward) -> Reply:
+            if "weights.bin" in request.key and request.method == "GET":
+                asked.append(request.key)
+                hangs.set()
+                ended.wait(2 * PATIENCE)
+            return forward(request)
+
+        with front(shared_bucket.endpoint, behave) as endpoint, running(there, AWS_ENDPOINT_URL=endpoint) as run:
+            assert hangs.wait(PATIENCE), run.said
+            try:
+                assert run.stop().code == 143
+                assert len(asked) == 1, "it did not wait until the store is given up, and asked again"
+            finally:
+                ended.set()
+        assert there.run("init").passes().out.endswith("/step-2\n")
+
     def test_sigterm_ends_a_recovery_at_once(self, second: Job) -> None:
         before = replace(second, epoch=second.epoch - 1, attempt="1.17.1")
         before.save("step-2")
@@ -616,10 +640,14 @@ def become(user):
     os.setuid(user["uid"])
     os.umask(user["umask"])
 
+def refuse(error):
+    raise error
+
 def train():
     path = resume_path()
-    for file in path.rglob("*"):
-        file.is_dir() or file.read_bytes()
+    for top, _, files in os.walk(path, onerror=refuse):
+        for file in files:
+            open(os.path.join(top, file), "rb").read()
     save = save_dir() / f"step-{os.getpid()}"
     save.mkdir()
     (save / "weights").write_bytes(b"w")
