@@ -224,6 +224,25 @@ def test_twenty_at_once_all_succeed_and_readers_see_only_whole_trees(
     assert {path.name for path in (folder / "trees").iterdir()} == {"1" * 16, "2" * 16}
 
 
+def test_an_install_that_hangs_is_waited_for_and_then_gone_past(
+    source: Path, other: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A frozen one still has the lock: what it is at is left alone, for it may go on."""
+    monkeypatch.setattr(module, "_LOCK_WAIT", 0.0)
+    install_tree(source, folder)
+    unfinished = folder / "trees" / ".new.abcdef"
+    unfinished.mkdir()
+    holder = os.open(folder / "trees", os.O_RDONLY)
+    try:
+        module.fcntl.flock(holder, module.fcntl.LOCK_EX)
+        assert install_tree(other, folder)
+    finally:
+        os.close(holder)
+    assert contents(installed(folder)) == contents(other)
+    assert unfinished.is_dir()
+    assert capsys.readouterr().err == f"waiting for another install in {folder}\n"
+
+
 @pytest.mark.parametrize("name", ["bin", "exec.py", "current"])
 def test_a_folder_that_holds_other_things_is_refused_and_left_alone(name: str, source: Path, folder: Path) -> None:
     folder.mkdir(parents=True)

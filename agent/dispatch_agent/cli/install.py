@@ -20,7 +20,7 @@ import click
 from dispatch_agent import __version__
 from dispatch_agent.errors import AgentError, SettingsError
 
-_LOCK_WAIT = 60.0  # seconds; another install takes one or two
+_LOCK_WAIT = 600.0  # seconds; another install takes one or two, on a node that starts twenty pods at once more
 _TREES = "trees"
 # What users name in DIR, and what it leads to. `current` is the switch: the others never change.
 _LINKS = {"bin": "current/bin", "exec.py": "current/exec.py"}
@@ -87,7 +87,8 @@ def install_tree(source: Path, folder: Path) -> bool:
         if alone:
             # The one before stays for what was started from it.
             kept = {digest, Path(before).name}
-            _remove_all(path for path in (folder / _TREES).iterdir() if path.name not in kept)
+            trees = (path for path in (folder / _TREES).iterdir() if path.name[0] != ".")
+            _remove_all(path for path in trees if path.name not in kept)
     return True
 
 
@@ -186,8 +187,12 @@ def _locked(folder: Path, is_needless: Callable[[], bool]) -> Iterator[bool]:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
             until = time.monotonic() + _LOCK_WAIT
-            while not (alone := _lock(descriptor)) and not is_needless() and time.monotonic() < until:
+            alone = _lock(descriptor)
+            if not alone:
+                click.echo(f"waiting for another install in {folder.parent}", err=True)
+            while not alone and not is_needless() and time.monotonic() < until:
                 time.sleep(0.1)
+                alone = _lock(descriptor)
         except OSError:  # a filesystem without locks
             alone = False
         yield alone
