@@ -96,7 +96,8 @@ class TestTheFirstProcess:
 
     def test_that_ignores_or_blocks_it(self) -> None:
         with first(*python(IGNORES)) as pid:
-            assert hears("--pid", str(pid)).value == "no"
+            found = hears("--pid", str(pid))
+        assert (found.value, "ignores SIGTERM" in found.reason) == ("no", True)
         with first(*python(BLOCKS)) as pid:
             assert hears("--pid", str(pid)).value == "unknown"
 
@@ -140,6 +141,11 @@ class TestTheFirstProcess:
         answer = found["capabilities"]["PreTerminationSignal"]
         assert answer["value"] == "unknown"
         assert "is this command itself" in answer["reason"]
+
+    def test_that_only_starts_the_doctor_is_not_taken_for_a_wrapper_of_a_job(self) -> None:
+        words = ["unshare", "-pf", "--mount-proc", "bash", "-c", f"{program('dispatch-agent')} doctor --json; true"]
+        found = json.loads(subprocess.run(words, capture_output=True, check=False, timeout=PATIENCE).stdout)
+        assert "behind it" not in found["capabilities"]["PreTerminationSignal"]["reason"]
 
 
 class TestAnyProcess:

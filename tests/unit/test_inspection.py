@@ -101,6 +101,23 @@ class TestAJobThatIsWell:
         ]
         assert (seen.admission, seen.floor, seen.restarts) == ("1", "1", 3)
 
+    @pytest.mark.parametrize(
+        ("prefix", "attempt"),
+        [
+            ("$(DISPATCH_SUBMISSION).x", "1.x.1.0"),
+            ("$(NOBODY)", ""),  # stays as it is, and is no folder name
+            ("$$(DISPATCH_SUBMISSION)", ""),
+        ],
+    )
+    def test_has_the_variables_that_refer_to_others_replaced(self, prefix: str, attempt: str) -> None:
+        one = Cluster()
+        for entry in one.pods[0]["spec"]["containers"][0]["env"]:
+            if entry["name"] == "DISPATCH_K8S_TOKEN_PREFIX":
+                entry["value"] = prefix
+        seen = one.seen().pods[0]
+        assert seen.attempt == attempt
+        assert attempt or f"the attempt is {prefix.replace('$$', '$')}.1.0" in seen.refused
+
     @pytest.mark.parametrize("kind", ["pod", "jobset"])
     def test_is_also_one_without_trainer(self, kind: str) -> None:
         description = json.dumps(ONE_NODE)
