@@ -21,7 +21,7 @@ from tests.protocol.writers import PROVED
 from dispatch_agent.checkpoint import completion, resuming
 from dispatch_agent.errors import OutcomeUnknown, StoreUnavailable
 from dispatch_agent.logs import Log
-from dispatch_agent.publish import listing
+from dispatch_agent.publish import keys, listing
 from dispatch_agent.publish.initialise import Bounds, Init, Ready
 from dispatch_agent.publish.start import Starter
 from dispatch_agent.settings import PublishSettings
@@ -186,6 +186,29 @@ def test_every_call_may_fail_once_and_the_outcome_is_the_same(place: Path) -> No
         return bool(reached)
 
     assert every_k(run) > 15
+
+
+def test_a_choice_that_is_pruned_before_it_is_here_is_no_damage(place: Path) -> None:
+    before, real = Execution(place, 1), MemoryStore()
+    published(real, before, "step-1")
+    [order] = listing.all_orders(real)
+    now, lines = Execution(place, 2), list[str]()
+
+    def hook(call: Call, do: Do) -> Any:
+        if call.method == "stream" and "step-1" in call.key and len(listing.all_orders(real)) == 1:
+            published(real, before, "step-2")
+            real.put(keys.tombstone_key(order), b"by the test")
+            for item in list(real.list("data")):
+                if "step-1" in item.key:
+                    real.delete(item.key)
+        return do()
+
+    got = rank_of(faulty(real, hook), now, 0, lines, fall_back=False).run()
+    assert got.path == place / "resume" / "a2" / "step-2"
+    assert files_of(got.path) == files_of(before.folder / "step-2")
+    assert [choice.bad for choice in resuming.choices(now.folder)] == [True, False]
+    assert not [line for line in lines if "damaged" in line]
+    assert [path.name for path in got.path.parent.iterdir()] == ["step-2"], "nothing is left of the other"
 
 
 def test_nothing_is_chosen_while_an_older_commit_may_land(place: Path) -> None:

@@ -28,6 +28,7 @@ from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.checkpoint import names, records, resuming
 from dispatch_agent.checkpoint.resuming import Choice
 from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, Refused, SettingsError, StoreError
+from dispatch_agent.logs import Log
 from dispatch_agent.publish import keys, listing, reader, recover
 from dispatch_agent.publish import restore as restoring
 from dispatch_agent.publish.claims import check_one_volume
@@ -62,6 +63,10 @@ class Ready:
     commit: str | None
     led: bool
     recovered: tuple[Recovered, ...] = ()
+
+
+class _Pruned(Exception):
+    """The chosen commit was pruned before it was here: something newer is published."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,9 @@ class Init:
         patience = self.bounds.recovery + self.bounds.restore
         give_up = clock.monotonic() + patience
         pause = LOOK_FIRST
-        with_lock = resuming.lock(self.folder)
+        lock = resuming.lock(self.folder)
         self.bound(patience + LOOK_LONGEST)
-        while (ready := self._settled()) is None and not with_lock.acquire():
+        while (ready := self._settled()) is None and not lock.acquire():
             if clock.monotonic() >= give_up:
                 msg = (
                     f"another rank has {self.folder}/.dispatch/resume.lock and has not brought what to resume from "
@@ -160,7 +165,7 @@ class Init:
         try:
             return ready or self._settled() or self._lead()
         finally:
-            with_lock.release()
+            lock.release()
 
     def _settled(self) -> Ready | None:
         """What was chosen and is there. Its rename is the proof: no rank but the one that brought it reads it all."""
@@ -185,7 +190,7 @@ class Init:
             everything = replace(starter, folder=self.folder.parent, rank=0)
             recovered = recover.recover(everything, self.bounds.wait_owner)
         self.bound(self.bounds.restore)
-        _report(recovered, self)
+        _report(recovered, starter.log)
         if (error := recover.verdict(recovered)) is not None:
             raise error
         choice = self._bring_while_it_comes()
@@ -203,8 +208,8 @@ class Init:
                 "warning",
                 "term",
                 "identity weakened",
-                reason=f"this execution had another folder before (term {session.claim.term}), which went with its pod: "
-                f"the pod was replaced without a new execution",
+                reason=f"this execution had another folder before (term {session.claim.term}), which went with its "
+                f"pod, and that was replaced without a new execution",
             )
 
     def _bring_while_it_comes(self) -> Choice:
@@ -242,6 +247,8 @@ class Init:
                 self._restore(choice.commit, came)
             except NewerFormat:
                 raise  # not damaged, only beyond this version
+            except _Pruned:
+                resuming.reject(self.folder, choice.number, "it was pruned")
             except IntegrityError as error:
                 self._passed_over(choice.commit, error)
                 resuming.reject(self.folder, choice.number, str(error))
@@ -278,6 +285,7 @@ class Init:
             raise SettingsError(msg)
         record = listing.read_listed(starter.store, order)
         _lay(self.target)
+        starter.log.info("restoring", save=record.save, bytes=record.size, commit=commit)
         show = starter.progress(record.save, record.size)
 
         def tick(size: int) -> None:
@@ -294,8 +302,10 @@ class Init:
                 alone=True,
                 by=self.by,
             )
-        except IntegrityError:
+        except IntegrityError as error:
             restoring.discard_partial(self.target, record, self.by)
+            if listing.pruned(starter.store, record):
+                raise _Pruned from error
             raise
         except restoring.Occupied as other:
             msg = (
@@ -367,9 +377,8 @@ def _standing(target: Path) -> str | None:
     return names.encode(found[0]) if found else None
 
 
-def _report(recovered: list[Recovered], init: Init) -> None:
-    """What became of older executions, for the log; their publishers have said what they published."""
-    log = init.starter.log
+def _report(recovered: list[Recovered], log: Log) -> None:
+    """What became of older executions; their publishers have said what they published."""
     for result in recovered:
         if result.state != "recovered":
             log.warning("not recovered", execution=result.name, state=result.state, reason=result.reason)

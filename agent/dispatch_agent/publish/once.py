@@ -46,7 +46,9 @@ class Patience:
 
     def pause(self, after: int) -> None:
         """Wait after the given try, counted from 0."""
-        self.clock.wait(threading.Event(), min(self.longest, self.first * 2**after) * (0.5 + self.draw() / 2))
+        self.clock.wait(
+            threading.Event(), min(self.longest, self.first * 2 ** min(after, 32)) * (0.5 + self.draw() / 2)
+        )
 
 
 def write_once(store: Store, key: str, data: bytes, patience: Patience) -> None:
