@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -42,8 +43,8 @@ class Server:
         self._network = node.network
         self.container = node.engine.containers.run(
             BUSYBOX,
-            # Ended, it comes back at once, at the same address.
-            ["sh", "-c", 'while :; do "$@"; done', "sh", *command],
+            # Ended, it comes back at the same address, unless it is to stay away.
+            ["sh", "-c", 'while :; do [ -e /away ] && sleep 0.1 || "$@"; done', "sh", *command],
             name=f"{node.label}-store",
             hostname="store",
             detach=True,
@@ -71,10 +72,15 @@ class Server:
     def wait(self) -> None:
         until(lambda: 0 < get(self.address, PORT, "/")[0] < 500, lambda: "the S3 server answers")
 
-    def restart(self) -> None:
-        """Killed and started again, with all that it had stored."""
-        assert self.container.exec_run(["killall", "-KILL", "weed"]).exit_code == 0
-        self.wait()
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Killed: connections are refused. Started again afterwards, with all that it had stored."""
+        assert self.container.exec_run(["sh", "-c", "touch /away; killall -KILL weed"]).exit_code == 0
+        try:
+            yield
+        finally:
+            self.container.exec_run(["rm", "/away"])
+            self.wait()
 
     def destination(self) -> Destination:
         """A new one."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
-from tests.containers.pods.conftest import Pods
-from tests.containers.pods.job import SIDECAR, Job, said
+from tests.containers.pods.conftest import Pods, Server
+from tests.containers.pods.job import INIT, SIDECAR, Job, said
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(900)]
 
@@ -13,8 +16,11 @@ def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, j
     """I9, and what all this is for: preempted, the trainer saves once more, and nothing of it is lost."""
     first = pods(job.pod(1, "save=step-1:3:64", "until-term", "save=step-2:3:64:0.5")).says('"save": "step-1"')
     first.delete()
+    first.order((SIDECAR, "has started"), ("node", "started"))
     first.order(("node", "SIGTERM"), ("node", "ended"), (SIDECAR, "SIGTERM"), (SIDECAR, "ended"))
+    first.order((SIDECAR, "preStop 0"), (SIDECAR, "SIGTERM"))
     assert (first.code("node"), first.code(SIDECAR)) == (0, 0), first.story()
+    assert first.ended(SIDECAR).message.startswith("exit 0: done\npublished 2, ")
     second = pods(job.pod(2, "save=step-3:3:64")).join()
     assert said(second.log("node"), "resume") == [["step-2"]], second.story()
     assert (second.phase, second.code(SIDECAR)) == ("Succeeded", 0), second.story()
@@ -56,3 +62,56 @@ def test_a_trainer_that_does_not_end_takes_the_grace_period_and_the_sidecar_stil
     pod.order(("node", "SIGTERM"), ("node", "SIGKILL"), (SIDECAR, "SIGTERM"), (SIDECAR, "ended"))
     assert (pod.code("node"), pod.code(SIDECAR)) == (137, 0), pod.story()
     job.destination.check("step-1")
+
+
+def test_others_see_what_a_sidecar_is_at(pods: Pods, job: Job, server: Server) -> None:
+    """By its probes and metrics over the network; but only what is in the pod may tell it that the pod ends."""
+    pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/end")).says("published save=step-1", SIDECAR)
+
+    def ask(path: str, *more: str) -> tuple[int, str]:
+        url = f"http://{pod.address}:9464/{path}"
+        answer = server.container.exec_run(["wget", "-q", "-O-", *more, url])
+        return answer.exit_code, answer.output.decode()
+
+    for path in ("startupz", "livez", "readyz"):
+        assert ask(path)[0] == 0, path
+    assert "dispatch_publish_published_total 1.0" in ask("metrics")[1]
+    code, refused = ask("terminating", "--post-data=")
+    assert code != 0
+    assert "403" in refused
+    assert "terminating" not in pod.log(SIDECAR)
+    code, listed = pod.execute(SIDECAR, "publish", "list", "--json")
+    assert (code, [commit["save"] for commit in json.loads(listed)]) == (0, ["step-1"])
+    pod.look("touch checkpoints/end")
+    assert pod.join().restarts(SIDECAR) == 0, pod.story()
+
+
+def test_a_pod_of_any_user_and_without_any_right_does_all_this(pods: Pods, shared: Job) -> None:
+    """A user that no file names, in root's group (as OpenShift gives it), a read-only root, not one capability."""
+    for admission in (1, 2):
+        manifest = shared.pod(admission, f"save=step-{admission}:2:64")
+        spec = manifest["spec"]
+        spec["securityContext"] = {"runAsNonRoot": True, "runAsUser": 1000680000, "runAsGroup": 0}
+        spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] = True
+        pod = pods(manifest).join()
+        assert (pod.phase, pod.code(INIT), pod.code(SIDECAR)) == ("Succeeded", 0, 0), pod.story()
+        for name in (INIT, SIDECAR, "node"):
+            given = pod.runs[name][0].attrs
+            assert (given["Config"]["User"], given["HostConfig"]["ReadonlyRootfs"]) == ("1000680000:0", True)
+            assert given["HostConfig"]["CapDrop"] == ["ALL"]
+            assert given["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
+    assert said(pod.log("node"), "resume") == [["step-1"]], pod.story()
+    shared.destination.check("step-1", "step-2")
+
+
+def test_three_ranks_on_one_volume_resume_from_one_save(pods: Pods, shared: Job) -> None:
+    """Whatever is published while they start; rank 0 publishes for all, and the sidecars of the others end too."""
+    shared = replace(shared, more={"nodes": 3})
+    pods(shared.pod(1, "save=step-1:2:64")).join()
+    steps = (["save=step-2:2:64"], [], [])
+    ranks = [pods(shared.pod(2, *steps[rank], index=rank)) for rank in range(3)]
+    for pod in ranks:
+        pod.join()
+        assert (pod.phase, pod.code(SIDECAR)) == ("Succeeded", 0), pod.story()
+        assert said(pod.log("node"), "resume") == [["step-1"]], pod.story()
+    shared.destination.check("step-1", "step-2")
