@@ -232,6 +232,13 @@ class TestServer:
         assert ask(port, "POST", "/yes")[0] == 405
         assert ask(port, "POST", "/terminating")[0] == 200
 
+    def test_only_who_is_in_the_pod_says_that_it_ends(self, port: int) -> None:
+        """Who is there comes from the address that he asks at. Here another address of this machine is far away."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10, source_address=("127.0.0.2", 0))
+        connection.request("POST", "/terminating")
+        assert connection.getresponse().status == 403
+        connection.close()
+
     def test_an_unknown_path_is_told_which_there_are(self, port: int) -> None:
         assert ask(port, "GET", "/") == (404, "there are /yes /no /broken /metrics\n")
 
@@ -245,12 +252,15 @@ class TestServer:
     def test_an_address_that_is_not_ours_is_refused(self) -> None:
         assert "refused: cannot listen on 192.0.2.1:9464" in refusal("192.0.2.1:9464")
 
-    def test_many_clients_that_hang_keep_nobody_out(self, port: int) -> None:
+    def test_many_clients_that_hang_keep_nobody_out(self, server: tuple[int, subprocess.Popen[str]]) -> None:
+        port, process = server
         with ExitStack() as stack:
             for number in range(3 * MOST):
                 hanging = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
                 hanging.sendall((b"", b"GET", b"GET /yes HTTP/1.1\r\nHost: x\r\n")[number % 3])
             assert ask(port, "GET", "/yes")[0] == 200
+            threads = len(list(Path(f"/proc/{process.pid}/task").iterdir()))
+            assert threads < 2 * MOST, "each that hangs has a thread"
 
     @pytest.mark.parametrize(
         "garbage",
