@@ -394,6 +394,10 @@ class TestWhatKeepsATrainerFromStarting:
         assert not (second.root / "resume").exists()
         assert second.run("init").passes().out.endswith("/step-2\n")
 
+    def test_40_for_a_restore_that_takes_too_long(self, second: Job) -> None:
+        second.run("init", "--restore-timeout", "0", **POD).fails(40, "--restore-timeout")
+        assert second.run("init", **POD).passes().out.endswith("/step-1\n")
+
     def test_12_for_a_store_that_cannot_refuse_a_lost_race(self, second: Job, rclone_bucket: Bucket) -> None:
         there = on_s3(second, rclone_bucket)
         there.run("init").fails(12, "--accept-weak-store")
