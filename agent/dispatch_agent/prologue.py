@@ -176,9 +176,10 @@ def _become(command: list[bytes], allow_restart: bool, hold: bool) -> "NoReturn"
             message = b"no command, or one that starts with -: give a program and its arguments"
             raise Refusal(message)
         marker = b""
-        if environ.get(b"PUBLISH_ROOT") and b"DISPATCH_EPOCH" not in environ:
+        raw = b"DISPATCH_EPOCH" not in environ
+        hold = hold or (raw and environ.get(b"AGENT_HOLD", b"").lower() in _TRUE)
+        if raw and environ.get(b"PUBLISH_ROOT"):
             allow_restart = allow_restart or environ.get(b"AGENT_ALLOW_RANK_RESTART", b"").lower() in _TRUE
-            hold = hold or environ.get(b"AGENT_HOLD", b"").lower() in _TRUE
             marker = _mark_started(environ, launch, allow_restart, hold)
         elif hold:
             message = b"nothing to hold: --hold needs PUBLISH_ROOT, and counters instead of a finished pair"

@@ -374,6 +374,10 @@ class TestHealth:
         assert result.code == 1
         assert "timed out" in result.out
 
+    def test_an_address_that_is_none_is_a_setting_to_change(self) -> None:
+        result = run("dispatch-agent", "health", environ={**os.environ, "PUBLISH_LISTEN": "9464"})
+        result.fails(3, "9464", "127.0.0.1:9464")
+
     def test_another_question_is_a_misuse(self) -> None:
         run("dispatch-agent", "health", "happy").fails(2, "happy")
 

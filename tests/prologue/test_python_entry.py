@@ -292,6 +292,7 @@ def test_what_cannot_be_held_is_refused(stage: Stage, tmp_path: Path) -> None:
         code, stderr, report = enter(stage, environ, *words, before=CONSOLE)
         assert (code, report) == (125, None)
         assert b"--hold needs PUBLISH_ROOT, and counters" in stderr
+    assert enter(stage, {**SLURM, b"AGENT_HOLD": b"1"}, stage.probe.path)[0] == 125
     few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))  # noqa: E731
     code, stderr, report = enter(stage, {**SLURM, **root}, *words, before=CONSOLE, preexec_fn=few)
     assert (code, report) == (125, None)
