@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from click.testing import CliRunner
 from tests.containers.pods.pod import Manifest, Pod, until
+from tests.manifests import cluster
 from tests.protocol.checks import check_invariants, commits
 
 from dispatch_agent.cli.render import render
@@ -65,44 +65,50 @@ class Destination:
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: where it publishes, on which claim (None: volumes that go with the pod), and what else its
-    description says."""
+    """A training job: where it publishes, on which claim (None: volumes that go with the pod), as which kind of
+    manifest it is rendered, and what else its description says."""
 
     destination: Destination
     claim: str | None = None
+    kind: str = "trainjob"
     more: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def job_set(self, *steps: str) -> Manifest:
-        """As it is rendered, for a trainer that takes these steps."""
-        checkpoints = {"claim": self.claim} if self.claim else {"size": "1Gi"}
-        description = {
+    def pod(self, number: int, *steps: str, rank: int = 0) -> Manifest:
+        """The pod of one rank of the `number`-th execution, whose trainer takes these steps.
+
+        A TrainJob comes to its next execution by another admission, a JobSet by a restart, a Pod by a new one.
+        """
+        description = self._description(steps)
+        if self.kind == "pod":
+            return _rendered({**description, "restart": number - 1}, "--kind", "pod")
+        if self.kind == "jobset":
+            job = cluster.job_of(_rendered(description, "--kind", "jobset"), number - 1)
+        else:
+            train_job = _rendered(description, "--kind", "trainjob")
+            for _ in range(number):
+                train_job = _rendered({**train_job, "spec": {**train_job["spec"], "suspend": True}}, "--raise")
+            job = cluster.job_of(cluster.job_set_of(_rendered(description, "--kind", "runtime"), train_job), 0)
+        manifest: Manifest = cluster.pods_of(job)[rank]
+        del manifest["metadata"]["uid"]  # every pod has its own
+        return manifest
+
+    def _description(self, steps: tuple[str, ...]) -> dict[str, Any]:
+        agent = {"image": PUBLISHER, "env": dict(self.destination.environment), **self.more.get("agent", {})}
+        return {
             "name": "train",
             "job_id": JOB_ID,
             "image": TRAINING,
             "command": ["python3", "-c", TRAINER, *steps],
             "user": 10001,
             "grace": 10,
-            "checkpoints": checkpoints,
+            "checkpoints": {"claim": self.claim} if self.claim else {"size": "1Gi"},
             "publish": {"dest": self.destination.url, "rescan": 0.5, **self.settings},
             "credentials": {"secret": self.destination.secret},
             "resources": {"limits": {"memory": "128Mi"}},
             **self.more,
+            "agent": agent,
         }
-        agent = {"image": PUBLISHER, "env": dict(self.destination.environment), **self.more.get("agent", {})}
-        rendered = CliRunner().invoke(
-            render,
-            ["--kind", "jobset", "--output", "json", "-"],
-            input=json.dumps({**description, "agent": agent}),
-            catch_exceptions=False,
-        )
-        assert rendered.exit_code == 0, rendered.output
-        manifest: Manifest = json.loads(rendered.stdout)
-        return manifest
-
-    def pod(self, admission: int, *steps: str, restart: int = 0, index: int = 0) -> Manifest:
-        """The pod of one rank of one execution."""
-        return pod_of(self.job_set(*steps), admission, restart, index)
 
     def interrupt_upload(self, pod: Pod) -> None:
         """Return in the middle of the upload of `big`, which goes on slowly.
@@ -116,30 +122,17 @@ class Job:
         until(lambda: self.destination.parts() > before, pod.story)
 
 
-def pod_of(job_set: Manifest, admission: int, restart: int, index: int) -> Manifest:
-    """What JobSet's and the Job controller make of a JobSet: the pod of one rank."""
-    replicated = job_set["spec"]["replicatedJobs"][0]
-    template = copy.deepcopy(replicated["template"]["spec"]["template"])
-    given = template.get("metadata", {})
-    of_job_set = {
-        "jobset.sigs.k8s.io/jobset-name": job_set["metadata"]["name"],
-        "jobset.sigs.k8s.io/replicatedjob-name": replicated["name"],
-        "jobset.sigs.k8s.io/restart-attempt": str(restart),
-        "jobset.sigs.k8s.io/job-index": "0",
-        "batch.kubernetes.io/job-completion-index": str(index),
-    }
-    name = f"{job_set['metadata']['name']}-{replicated['name']}-0-{index}"
-    template["metadata"] = {
-        "name": f"{name}-{admission}{restart}",
-        "labels": {**given.get("labels", {}), **of_job_set},
-        "annotations": {**given.get("annotations", {}), **of_job_set, ADMISSION: str(admission)},
-    }
-    for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]:
-        container["env"] = [*container.get("env", []), {"name": "JOB_COMPLETION_INDEX", "value": str(index)}]
-    return dict(template)
-
-
 def said(log: str, key: str) -> list[Any]:
     """What a trainer has said under this key."""
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [line[key] for line in lines if key in line]
+
+
+def _rendered(document: Manifest, *arguments: str) -> Manifest:
+    """What `dispatch-agent render` makes of a description, or of an object of the cluster."""
+    answer = CliRunner().invoke(
+        render, [*arguments, "--output", "json", "-"], input=json.dumps(document), catch_exceptions=False
+    )
+    assert answer.exit_code == 0, answer.output
+    manifest: Manifest = json.loads(answer.stdout)
+    return manifest

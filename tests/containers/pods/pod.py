@@ -10,7 +10,6 @@ or a volume that it does not know is an error.
 from __future__ import annotations
 
 import http.client
-import re
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ import docker
 from docker.errors import APIError
 from docker.models.containers import Container
 from docker.types import Mount
+from tests.manifests.cluster import started
 
 Manifest = dict[str, Any]
 
@@ -350,7 +350,7 @@ class Pod:
     def _start(self, spec: Manifest) -> None:
         name = spec["name"]
         runs = self.runs.setdefault(name, [])
-        environment = self._environment(spec)
+        words = started({"metadata": self.metadata, "spec": self.spec}, name, self.node.secrets)
         message = self._message_file(name, len(runs))
         message.touch()
         message.chmod(0o666)
@@ -362,10 +362,9 @@ class Pod:
         self._health[name] = _Health()
         container = self.node.engine.containers.create(
             spec["image"],
-            [expand(word, environment) for word in spec.get("args", [])] or None,
-            entrypoint=[expand(word, environment) for word in spec.get("command", [])] or None,
+            entrypoint=words.words,
             name=f"{self._unique}-{name}-{len(runs)}",
-            environment=[f"{key}={value}" for key, value in environment.items()],
+            environment=[f"{key}={value}" for key, value in words.environ.items()],
             labels=self.node.labels,
             healthcheck={"test": ["NONE"]},  # Kubernetes does not look at the image's
             mem_limit=memory,
@@ -398,43 +397,6 @@ class Pod:
             "security_opt": ["no-new-privileges"] if asked.get("allowPrivilegeEscalation") is False else None,
         }
 
-    def _environment(self, spec: Manifest) -> dict[str, str]:
-        made: dict[str, str] = {}
-        for source in spec.get("envFrom", []):
-            made.update(self._secret(source["secretRef"]))
-        for variable in spec.get("env", []):
-            if "valueFrom" in variable:
-                value = self._value_from(variable["valueFrom"])
-                if value is None:
-                    continue
-            else:
-                value = expand(variable.get("value", ""), made)
-            made[variable["name"]] = value
-        return made
-
-    def _value_from(self, source: Manifest) -> str | None:
-        (kind, what), *_ = source.items()
-        if kind == "secretKeyRef":
-            return self._secret(what).get(what["key"])
-        assert kind == "fieldRef", f"this kubelet knows no {kind}"
-        return self._field(what["fieldPath"])
-
-    def _secret(self, reference: Manifest) -> Mapping[str, str]:
-        if reference.get("optional"):
-            return self.node.secrets.get(reference["name"], {})
-        return self.node.secrets[reference["name"]]
-
-    def _field(self, path: str) -> str:
-        """A label or an annotation that is not there is empty, as in the Downward API."""
-        if found := re.fullmatch(r"metadata\.(annotations|labels)\['(.+)'\]", path):
-            return str(self.metadata.get(found[1], {}).get(found[2], ""))
-        known = {
-            **{f"metadata.{name}": self.metadata[name] for name in ("name", "namespace", "uid")},
-            "spec.nodeName": "node-1",
-            "status.podIP": self.address,
-        }
-        return str(known[path])
-
     def _mount(self, mount: Manifest) -> Mount:
         assert "subPath" not in mount, "this kubelet knows no subPath"
         return Mount(mount["mountPath"], self._volumes[mount["name"]], read_only=mount.get("readOnly", False))
@@ -458,18 +420,12 @@ class Pod:
         group = self.spec.get("securityContext", {}).get("fsGroup", 0)
         for name in self._volumes:
             self.look(f"chgrp {group} {name}; chmod 2777 {name}")
-        for volume in self.spec.get("volumes", []):
-            if "secret" in volume:
-                secret = self._secret({"name": volume["secret"]["secretName"], **volume["secret"]})
-                for key, value in secret.items():
-                    quoted = value.replace("'", "'\\''")
-                    self.look(f"printf %s '{quoted}' >{volume['name']}/{key}")
 
     def _volume(self, volume: Manifest) -> str:
         if "persistentVolumeClaim" in volume:
             return str(volume["persistentVolumeClaim"]["claimName"])
-        of_memory = volume.get("emptyDir", {}).get("medium") == "Memory"
-        made = self.node.volume(size=str(_bytes(volume["emptyDir"]["sizeLimit"])) if of_memory else "")
+        assert "emptyDir" in volume, f"this kubelet knows no volume such as {volume}"
+        made = self.node.volume()
         self._own.append(made)
         return made
 
@@ -590,15 +546,6 @@ class _Health:
         since = self.failing_since.setdefault(kind, now)
         allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
         return False if kind == "readiness" or now - since > allowed else None
-
-
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` where NAME is known, and `$$` for `$`, as Kubernetes does it in `value`, `command` and `args`."""
-    return re.sub(
-        r"\$(?:\$|\(([^()$\s]+)\))",
-        lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
-        text,
-    )
 
 
 def get(host: str, port: int, path: str, *, patience: float = 2.0) -> tuple[int, str]:

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 from tests.containers.pods.conftest import Pods, Server
-from tests.containers.pods.job import INIT, SIDECAR, Job, said
+from tests.containers.pods.job import BIG, INIT, SIDECAR, Job, said
 
 pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark.timeout(900)]
 
 
-def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, job: Job) -> None:
+@pytest.mark.parametrize("kind", ["trainjob", "jobset", "pod"])
+def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, job: Job, kind: str) -> None:
     """I9, and what all this is for: preempted, the trainer saves once more, and nothing of it is lost."""
+    job = replace(job, kind=kind)
     first = pods(job.pod(1, "save=step-1:3:64", "until-term", "save=step-2:3:64:0.5")).says('"save": "step-1"')
     first.delete()
     first.order((SIDECAR, "has started"), ("node", "started"))
@@ -25,6 +27,21 @@ def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, j
     assert said(second.log("node"), "resume") == [["step-2"]], second.story()
     assert (second.phase, second.code(SIDECAR)) == ("Succeeded", 0), second.story()
     job.destination.check("step-1", "step-2", "step-3")
+
+
+def test_a_drain_that_has_no_time_left_says_what_it_leaves_and_shows_nothing_of_it(pods: Pods, job: Job) -> None:
+    """I2, and a bound: the sidecar breaks off by itself before it is killed, and its last words name the save."""
+    job = replace(job, more={"grace": 3})
+    pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/go", BIG, "hold"))
+    job.interrupt_upload(pod)
+    pod.kill("node")
+    pod.throttle(SIDECAR, 0.05)
+    pod.join()
+    left = pod.ended(SIDECAR)
+    assert (left.code, "SIGKILL" in {event.what for event in pod.events}) == (40, False), pod.story()
+    assert left.message.startswith("exit 40: ")
+    assert "big" in left.message
+    job.destination.check("step-1")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +126,7 @@ def test_three_ranks_on_one_volume_resume_from_one_save(pods: Pods, shared: Job)
     shared = replace(shared, more={"nodes": 3})
     pods(shared.pod(1, "save=step-1:2:64")).join()
     steps = (["save=step-2:2:64"], [], [])
-    ranks = [pods(shared.pod(2, *steps[rank], index=rank)) for rank in range(3)]
+    ranks = [pods(shared.pod(2, *steps[rank], rank=rank)) for rank in range(3)]
     for pod in ranks:
         pod.join()
         assert (pod.phase, pod.code(SIDECAR)) == ("Succeeded", 0), pod.story()
