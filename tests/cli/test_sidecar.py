@@ -423,10 +423,10 @@ class TestGrace:
         self.drained(job, shared_bucket, hook=False).passes()
 
     def test_what_the_trainer_used_since_the_hook_is_gone(self, job: Job, shared_bucket: Bucket) -> None:
-        self.drained(job, shared_bucket, hook=True).fails(40, "left unpublished")
+        self.drained(job, shared_bucket, hook=True).fails(40, "left unpublished", "step-1")
 
     def test_a_drain_timeout_that_was_given_stays_a_cap(self, job: Job, shared_bucket: Bucket) -> None:
-        self.drained(job, shared_bucket, hook=False, cap="1").fails(40, "left unpublished")
+        self.drained(job, shared_bucket, hook=False, cap="1").fails(40, "left unpublished", "step-1")
 
 
 class TestLastWords:
@@ -539,35 +539,36 @@ class TestDoneFile:
             (job.folder / ".dispatch" / "done").touch()
             watch.end().passes()
 
-    def test_a_drain_timeout_that_was_given_bounds_it(self, job: Job) -> None:
-        job.save("step-1", LARGE)
-        (job.folder / ".dispatch" / "done").touch()
-        with job.watch("--done-file", "done", "--workers", "1", "--drain-timeout", "0.1") as watch:
-            watch.end().fails(40, "left unpublished")
-
 
 @SEAWEED
 class TestPressing:
     """No kill follows the end of the trainer, so nothing but standing still ends the drain."""
 
-    def drained(self, job: Job, bucket: Bucket, faulty: Faulty) -> Result:
+    def drained(self, job: Job, bucket: Bucket, faulty: Faulty, *bounds: str) -> Result:
         with front(bucket.endpoint, faulty) as endpoint:
             job = on_s3(job, bucket.behind(endpoint))
-            job.save("step-1", {f"{number}.bin": b"x" * 100 for number in range(9)})
-            (job.folder / ".dispatch" / "done").touch()
-            with job.watch("--done-file", "done", "--workers", "1", "--stall-timeout", "3") as watch:
+            with job.watch("--done-file", "done", "--workers", "1", *bounds) as watch:
                 try:
+                    watch.says("claimed")
+                    job.save("step-1", {f"{number}.bin": b"x" * 100 for number in range(9)})
+                    watch.says("uploading save=step-1")
+                    (job.folder / ".dispatch" / "done").touch()
                     return watch.end()
                 finally:
                     faulty.moves.set()
 
     def test_an_upload_that_moves_is_waited_for(self, job: Job, shared_bucket: Bucket) -> None:
-        self.drained(job, shared_bucket, Faulty(delay=0.5)).passes()
+        self.drained(job, shared_bucket, Faulty(delay=0.5), "--stall-timeout", "3").passes()
 
     def test_one_that_stands_still_is_not(self, job: Job, shared_bucket: Bucket) -> None:
         faulty = Faulty()
         faulty.moves.clear()
-        self.drained(job, shared_bucket, faulty).fails(40, "left unpublished")
+        self.drained(job, shared_bucket, faulty, "--stall-timeout", "3").fails(40, "left unpublished", "step-1")
+
+    def test_a_drain_timeout_that_was_given_bounds_it(self, job: Job, shared_bucket: Bucket) -> None:
+        faulty = Faulty()
+        faulty.moves.clear()
+        self.drained(job, shared_bucket, faulty, "--drain-timeout", "0.5").fails(40, "left unpublished", "step-1")
 
 
 TRAINER = """

@@ -79,7 +79,10 @@ wanted = options.together(
 
 @dataclass(slots=True)
 class Sidecar:
-    """One watch, as other threads see it. What they do never holds up the loop that publishes."""
+    """One watch, as other threads see it. What they do never holds up the loop that publishes.
+
+    `given` are the command's options. `rank_aside` is the rank of a watch that stands by for rank 0.
+    """
 
     tally: Tally
     stop: Stop
@@ -89,15 +92,17 @@ class Sidecar:
     rank_aside: int | None = None
     _publisher: Publisher | None = None
     _uploaded: int = 0
+    # The try under way: bytes sent, bytes sent or read back, of how many; when it began, when something last moved.
     _done: int = 0
     _went: int = 0
     _size: int = 0
     _began: float = 0.0
     _moved: float = 0.0
+    # How far any try of a save came, and when one last came further: a try that fails again and again moves, too.
     _furthest: dict[str, int] = field(default_factory=dict)
     _advanced: float = 0.0
-    _ending: float | None = None
-    _known: dict[str, float] = field(default_factory=dict)
+    _ending: float | None = None  # when the pod began to end
+    _known: dict[str, float] = field(default_factory=dict)  # since when a save is seen to be unpublished
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, start: Callable[[], Publisher]) -> Callable[[], Publisher]:
@@ -194,7 +199,7 @@ class Sidecar:
 
         tally, publisher, now = self.tally, self._publisher, self.clock.monotonic()
         since = tally.pass_began
-        unpublished = tally.unpublished if since is None or publisher is None else publisher.pending
+        unpublished = tally.unpublished if since is None or publisher is None else publisher.left
         with self._lock:
             self._known = {name: self._known.get(name, now) for name in unpublished}
             oldest = now - min(self._known.values(), default=now)

@@ -161,7 +161,7 @@ class Publisher:
         self._sent: set[int] = set()
         self._retry: dict[int, _Tried] = {}
         self._litter: list[str] = []
-        self.pending: tuple[str, ...] = ()
+        self._due: tuple[tuple[str, Place], ...] = ()
         self._list_committed()
         if self._committed:
             self._catch_up(self._committed[max(self._committed)])
@@ -199,6 +199,16 @@ class Publisher:
         """Whether a commit was sent whose outcome is still unknown."""
         return bool(self._sent)
 
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The saves that were complete and not committed when it last looked."""
+        return tuple(name for name, _ in self._due)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Those of them that are not committed by now. For any thread."""
+        return tuple(name for name, place in self._due if not self._done(place))
+
     def committed(self, name: bytes) -> Outcome | None:
         """The newest generation of the save, if it is committed already."""
         place = self.placer.newest().get(name)
@@ -217,7 +227,7 @@ class Publisher:
             raise StandBy(msg)
         view = self.placer.view()
         pending = self.placer.place(view, only, self._done)
-        self.pending = tuple(placed.name for placed in pending)
+        self._due = tuple((placed.name, placed.place) for placed in pending)
         self.follower.catch_up()
         outcomes = [self._settle(record) for record in list(self._prepared.values())]
         due = [placed for placed in pending if self._may_try(placed)]
@@ -227,7 +237,6 @@ class Publisher:
             self._tidy()
         left = [placed for placed in pending if not self._done(placed.place)]
         hopeless = [placed for placed in left if self._retry.get(placed.place.number, _NO_TRY).hopeless]
-        self.pending = tuple(placed.name for placed in left)
         waiting = self.placer.waiting(view, self._done)
         delays = [verdict.again_in for _, verdict in waiting if verdict.again_in is not None]
         delays += [self._delay(placed.place) for placed in left if placed not in hopeless]
@@ -237,7 +246,7 @@ class Publisher:
             stand=sum(self._done(place) for name, place in self.placer.newest().items() if name in view.verdicts),
             waiting=waiting,
             outcomes=tuple(outcomes),
-            unpublished=(*self.pending, *view.out_of_sight),
+            unpublished=(*(placed.name for placed in left), *view.out_of_sight),
             hopeless=(*(placed.name for placed in hopeless), *view.out_of_sight),
             again_in=min(delays, default=None),
         )

@@ -170,8 +170,7 @@ def watch(
                 return
         except Fenced as fenced:
             tally.fenced, tally.pass_began = fenced, None
-            if publisher is not None:
-                tally.unpublished, tally.unsure = publisher.pending, publisher.unsure
+            _count_left(tally, publisher)
             return
         except StandBy as reason:
             tally.stands_by(str(reason))
@@ -185,7 +184,7 @@ def watch(
         except (SettingsError, StoreTooWeak, Refused):
             raise
         except Abort:
-            tally.unsure = publisher is not None and publisher.unsure
+            _count_left(tally, publisher)
             raise
         except Exception as error:  # noqa: BLE001 (the only one: it counts, and a sidecar goes on)
             if _ends(error, started=publisher is not None, once=once, late=clock.monotonic() >= give_up):
@@ -235,6 +234,11 @@ def _count(tally: Tally, done: Pass, publisher: Publisher) -> None:
         key=lambda record: record.order,
         default=tally.newest,
     )
+
+
+def _count_left(tally: Tally, publisher: Publisher | None) -> None:
+    if publisher is not None:
+        tally.unpublished, tally.unsure = publisher.left, publisher.unsure
 
 
 def _count_failure(tally: Tally, error: Exception, publisher: Publisher | None, log: Log) -> None:
