@@ -15,18 +15,21 @@ pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark
 @pytest.mark.parametrize("kind", ["trainjob", "jobset", "pod"])
 def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, job: Job, kind: str) -> None:
     """I9, and what all this is for: preempted, the trainer saves once more, and nothing of it is lost."""
-    job = replace(job, kind=kind)
-    first = pods(job.pod(1, "save=step-1:3:64", "until-term", "save=step-2:3:64:0.5")).says('"save": "step-1"')
+    job = replace(job, kind=kind, more={"grace": 60})
+    first = pods(job.pod(1, "save=step-1:3:64", "until-term", BIG, "save=step-2:3:64")).says(
+        "published save=step-1", SIDECAR
+    )
+    first.throttle(SIDECAR, 0.4)  # so that the last save is made while the one before is on its way
     first.delete()
     first.order((SIDECAR, "has started"), ("node", "started"))
     first.order(("node", "SIGTERM"), ("node", "ended"), (SIDECAR, "SIGTERM"), (SIDECAR, "ended"))
     first.order((SIDECAR, "preStop 0"), (SIDECAR, "SIGTERM"))
     assert (first.code("node"), first.code(SIDECAR)) == (0, 0), first.story()
-    assert first.ended(SIDECAR).message.startswith("exit 0: done\npublished 2, ")
+    assert first.ended(SIDECAR).message.startswith("exit 0: done\npublished 3, ")
     second = pods(job.pod(2, "save=step-3:3:64")).join()
     assert said(second.log("node"), "resume") == [["step-2"]], second.story()
     assert (second.phase, second.code(SIDECAR)) == ("Succeeded", 0), second.story()
-    job.destination.check("step-1", "step-2", "step-3")
+    job.destination.check("step-1", "big", "step-2", "step-3")
 
 
 def test_a_drain_that_has_no_time_left_says_what_it_leaves_and_shows_nothing_of_it(pods: Pods, job: Job) -> None:
