@@ -145,7 +145,7 @@ def test_it_ends_as_the_trainer_ends_and_publishes_what_is_complete(machine: Mac
     assert machine.job.published() == ["step-1"]
 
 
-def test_where_restore_fails_nothing_is_trained(machine: Machine) -> None:
+def test_where_nothing_intact_is_left_nothing_is_trained(machine: Machine) -> None:
     with machine.running() as first:
         first.says("claimed")
         assert machine.let_go(first) == 0
@@ -164,15 +164,24 @@ def test_where_the_store_is_not_to_be_had_nothing_is_trained(machine: Machine) -
     assert not (machine.home / "trains").exists()
 
 
-def test_a_watch_that_ended_first_is_said_and_its_code_is_the_scripts(machine: Machine) -> None:
+def test_where_the_epoch_is_anothers_nothing_is_trained(machine: Machine) -> None:
     claim = machine.job.store / keys.attempt_claim_key(1_000_000)
     claim.parent.mkdir(parents=True)
     claim.write_bytes(b"another")
+    with machine.started(SCRIPT) as running:
+        assert machine.ends(running) == 31, running.said
+    assert not (machine.home / "trains").exists()
+
+
+def test_a_watch_that_ended_first_is_said_and_its_code_is_the_scripts(machine: Machine) -> None:
     with machine.running() as running:
+        running.says("claimed", times=2)  # by the watch too
         children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
-        eventually(lambda: len(children.read_text().split()) == 1, lambda: running.said)
-        assert machine.let_go(running) == 31, running.said
-        assert "publish watch ended before the trainer" in running.lines[-1]
+        [watch] = (pid for pid in children.read_text().split() if b"watch" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(int(watch), signal.SIGKILL)
+        eventually(lambda: watch not in children.read_text().split(), lambda: running.said)
+        assert machine.let_go(running) == 128 + signal.SIGKILL, running.said
+        assert any("publish watch ended before the trainer" in line for line in running.lines)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 9)])
