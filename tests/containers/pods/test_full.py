@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("docker"), pytest.mark
 def test_a_full_checkpoint_volume_costs_the_save_that_has_no_room(pods: Pods, node: Node, job: Job) -> None:
     """I2, I9: the save before it is published, half of one never; the next execution says what it lacks, or starts."""
     job = replace(job, claim=node.volume(size="6m"))
-    pod = pods(job.pod(1, "save=step-1:2:1024", "begin=step-2:64:1024")).join()
+    pod = pods(job.pod(1, "save=step-1:2:1024", "until=/checkpoints/go", "begin=step-2:64:1024"))
+    pod.says("published save=step-1", SIDECAR).look("touch checkpoints/go")
+    pod.join()
     assert (pod.code("node"), pod.code(SIDECAR)) == (1, 0), pod.story()
     assert "No space left on device" in pod.log("node")
     job.destination.check("step-1")
@@ -53,7 +55,7 @@ def test_a_save_waits_for_room_at_the_destination(pods: Pods, node: Node, job: J
     assert published() == ["step-1"]
     pod.look("rm published/other")
     pod.says("published save=step-2", SIDECAR)
-    assert published() == ["step-1", "step-2"]
+    assert published() == ["step-1", "step-2"], pod.look("find published -type f") + pod.story()
     code, verified = pod.execute(SIDECAR, "publish", "verify", "--all")
     assert code == 0, verified
     pod.look("touch checkpoints/end")
