@@ -115,7 +115,7 @@ class Job:
 
         The trainer's steps are: save=step-1:…, until=/checkpoints/go, BIG.
         """
-        pod.says("published save=step-1", SIDECAR)
+        pod.says("INFO    published save=step-1", SIDECAR)
         before = self.destination.parts()
         pod.throttle(SIDECAR, 0.15)
         pod.look("touch checkpoints/go")

@@ -17,7 +17,7 @@ def test_a_full_checkpoint_volume_costs_the_save_that_has_no_room(pods: Pods, no
     """I2, I9: the save before it is published, half of one never; the next execution says what it lacks, or starts."""
     job = replace(job, claim=node.volume(size="6m"))
     pod = pods(job.pod(1, "save=step-1:2:1024", "until=/checkpoints/go", "begin=step-2:64:1024"))
-    pod.says("published save=step-1", SIDECAR).look("touch checkpoints/go")
+    pod.says("INFO    published save=step-1", SIDECAR).look("touch checkpoints/go")
     pod.join()
     assert (pod.code("node"), pod.code(SIDECAR)) == (1, 0), pod.story()
     assert "No space left on device" in pod.log("node")
@@ -42,7 +42,7 @@ def test_a_save_waits_for_room_at_the_destination(pods: Pods, node: Node, job: J
         for variable in container["env"]:
             if variable["name"] == "DISPATCH_PUBLISH_DEST":
                 variable["value"] = "/published"
-    pod = pods(manifest).says("published save=step-1", SIDECAR)
+    pod = pods(manifest).says("INFO    published save=step-1", SIDECAR)
 
     def published() -> list[str]:
         code, listed = pod.execute(SIDECAR, "publish", "list", "--json")
@@ -54,7 +54,7 @@ def test_a_save_waits_for_room_at_the_destination(pods: Pods, node: Node, job: J
     assert pod.execute(SIDECAR, "dispatch-agent", "health", "live") == (0, "live\n")
     assert published() == ["step-1"]
     pod.look("rm published/other")
-    pod.says("published save=step-2", SIDECAR)
+    pod.says("INFO    published save=step-2", SIDECAR)
     assert published() == ["step-1", "step-2"], pod.look("find published -type f") + pod.story()
     code, verified = pod.execute(SIDECAR, "publish", "verify", "--all")
     assert code == 0, verified

@@ -27,7 +27,7 @@ def test_a_pod_whose_admission_count_is_none_never_starts_its_trainer(pods: Pods
 
 def test_a_pod_whose_containers_are_all_restarted_in_place_is_refused(pods: Pods, job: Job) -> None:
     """I5 in the small: no counter was raised, so the trainer would write under an identity that was used before."""
-    pod = pods(job.pod(1, "save=step-1:2:64", "hold")).says("published save=step-1", SIDECAR)
+    pod = pods(job.pod(1, "save=step-1:2:64", "hold")).says("INFO    published save=step-1", SIDECAR)
     pod.restart_all_containers()
     pod.join()
     refused = pod.ended(INIT)
@@ -49,7 +49,7 @@ def test_a_sidecar_that_reads_another_admission_count_after_its_restart_publishe
     pods: Pods, job: Job
 ) -> None:
     """A restarted container gets its environment anew, the trainer keeps its own: a changed annotation parts them."""
-    pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/end")).says("published save=step-1", SIDECAR)
+    pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/end")).says("INFO    published save=step-1", SIDECAR)
     pod.metadata["annotations"][ADMISSION] = "2"
     pod.kill(SIDECAR)
     until(lambda: pod.restarts(SIDECAR) == 1, pod.story)

@@ -17,7 +17,7 @@ def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, j
     """I9, and what all this is for: preempted, the trainer saves once more, and nothing of it is lost."""
     job = replace(job, kind=kind, more={"grace": 60})
     first = pods(job.pod(1, "save=step-1:3:64", "until-term", BIG, "save=step-2:3:64")).says(
-        "published save=step-1", SIDECAR
+        "INFO    published save=step-1", SIDECAR
     )
     first.throttle(SIDECAR, 0.4)  # so that the last save is made while the one before is on its way
     first.delete()
@@ -86,7 +86,7 @@ def test_a_trainer_that_does_not_end_takes_the_grace_period_and_the_sidecar_stil
 
 def test_others_see_what_a_sidecar_is_at(pods: Pods, job: Job, server: Server) -> None:
     """By its probes and metrics over the network; but only what is in the pod may tell it that the pod ends."""
-    pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/end")).says("published save=step-1", SIDECAR)
+    pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/end")).says("INFO    published save=step-1", SIDECAR)
 
     def ask(path: str, *more: str) -> tuple[int, str]:
         url = f"http://{pod.address}:9464/{path}"

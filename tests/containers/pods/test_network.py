@@ -66,7 +66,7 @@ def test_a_sidecar_without_its_store_says_that_it_is_not_ready_and_lives(pods: P
     """I9: a store that is away is no reason to be restarted, and what was saved meanwhile is published after it."""
     environment = {**job.destination.environment, "AWS_MAX_ATTEMPTS": "1"}
     job = replace(job, more={"agent": {"env": environment}})
-    pod = pods(job.pod(1, *STEPS)).says("published save=step-1", SIDECAR)
+    pod = pods(job.pod(1, *STEPS)).says("INFO    published save=step-1", SIDECAR)
     until(lambda: pod.is_ready(SIDECAR), pod.story)
     with server.away():
         pod.look("touch checkpoints/go")
@@ -93,7 +93,7 @@ def stand_still(pod: Pod) -> None:
 
 
 def finish(pod: Pod, job: Job) -> None:
-    pod.says("published save=big", SIDECAR)
+    pod.says("INFO    published save=big", SIDECAR)
     pod.look("touch checkpoints/end")
     pod.join()
     assert (pod.code(SIDECAR), pod.restarts(SIDECAR)) == (0, 0), pod.story()

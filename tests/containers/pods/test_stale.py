@@ -16,7 +16,7 @@ def test_a_pod_that_was_frozen_overwrites_nothing_when_it_wakes_up(pods: Pods, j
     old = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/go", BIG, "until-term", "save=step-9:2:64"))
     job.interrupt_upload(old)
     old.freeze()
-    new = pods(job.pod(2, "save=step-2:2:64", "hold")).says("published save=step-2", SIDECAR)
+    new = pods(job.pod(2, "save=step-2:2:64", "hold")).says("INFO    published save=step-2", SIDECAR)
     assert said(new.log("node"), "resume") == [["step-1"]]
     stood = job.destination.objects()
     old.throttle(SIDECAR, 0)
@@ -34,9 +34,9 @@ def test_a_pod_in_its_grace_period_publishes_until_the_next_one_has(pods: Pods, 
     shared = replace(shared, settings={"wait_owner": 1})
     old = pods(shared.pod(1, "save=step-1:2:64", "until-term", "save=step-2:2:64", "until=/checkpoints/go", BIG))
     old.says('"save": "step-1"').delete(grace=60, wait=False)
-    old.says("published save=step-2", SIDECAR)
+    old.says("INFO    published save=step-2", SIDECAR)
     new = pods(shared.pod(2, "save=step-3:2:64", "until-term"))
-    new.says("published save=step-3", SIDECAR)
+    new.says("INFO    published save=step-3", SIDECAR)
     assert said(new.log("node"), "resume") == [["step-2"]]
     old.look("touch checkpoints/go")
     old.join()
