@@ -32,14 +32,20 @@ def test_the_next_pod_resumes_from_the_last_save_of_the_one_before(pods: Pods, j
     job.destination.check("step-1", "big", "step-2", "step-3")
 
 
-def test_a_drain_that_has_no_time_left_says_what_it_leaves_and_shows_nothing_of_it(pods: Pods, job: Job) -> None:
+def test_a_drain_that_has_no_time_left_says_what_it_leaves_and_shows_nothing_of_it(
+    pods: Pods, job: Job, server: Server
+) -> None:
     """I2, and a bound: the sidecar breaks off by itself before it is killed, and its last words name the save."""
-    job = replace(job, more={"grace": 3})
+    job = replace(job, more={"grace": 5})
     pod = pods(job.pod(1, "save=step-1:2:64", "until=/checkpoints/go", BIG, "hold"))
     job.interrupt_upload(pod)
-    pod.kill("node")
-    pod.throttle(SIDECAR, 0.05)
-    pod.join()
+    pod.throttle(SIDECAR, 0)
+    server.container.pause()
+    try:
+        pod.kill("node")
+        pod.join()
+    finally:
+        server.container.unpause()
     left = pod.ended(SIDECAR)
     assert (left.code, "SIGKILL" in {event.what for event in pod.events}) == (40, False), pod.story()
     assert left.message.startswith("exit 40: ")
