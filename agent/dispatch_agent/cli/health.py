@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import NoReturn
 
 from dispatch_agent.errors import SettingsError
@@ -23,8 +22,10 @@ def answer(question: str = "live", listen: str | None = None) -> NoReturn:
         code, sentence = _asked(question, listen or os.environ.get(VARIABLE))
     except SettingsError as error:
         code, sentence = error.exit_code, f"dispatch-agent: {error}"
-    print(sentence, file=sys.stderr if code == SettingsError.exit_code else sys.stdout, flush=True)
-    os._exit(code)
+    try:
+        os.write(2 if code == SettingsError.exit_code else 1, f"{sentence}\n".encode("utf-8", "backslashreplace"))
+    finally:  # nobody hears it, or a disk is full: the exit code is the answer
+        os._exit(code)
 
 
 def _asked(question: str, listen: str | None) -> tuple[int, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import _socket
+from time import monotonic
 
 from dispatch_agent.health.listening import parse_listen
 
 PATIENCE = 2.0
-"""Seconds for each step."""
+"""Seconds to connect in, and for all of the answer."""
+MOST = 65536
+"""Bytes of an answer: a sentence is far shorter."""
 PATHS = {"started": "/startupz", "live": "/livez", "ready": "/readyz", "terminating": "/terminating"}
 
 
@@ -25,15 +28,26 @@ def ask(listen: str, question: str) -> tuple[bool, str]:
 
 
 def _exchange(host: str, port: int, request: bytes) -> bytes:
-    family, *_, address = _socket.getaddrinfo(host or "127.0.0.1", port, type=_socket.SOCK_STREAM)[0]
+    """What comes in answer, up to MOST bytes of it. Raises OSError, also where that takes longer than PATIENCE."""
+    give_up = monotonic() + PATIENCE
+    # As bytes, since of a text that is no name in IDNA it raises no OSError.
+    address_of = _socket.getaddrinfo((host or "127.0.0.1").encode(), port, type=_socket.SOCK_STREAM)
+    family, *_, address = address_of[0]
     connection = _socket.socket(family, _socket.SOCK_STREAM)
     try:
         connection.settimeout(PATIENCE)
         connection.connect(address)
         connection.sendall(request)
-        parts = []
-        while part := connection.recv(65536):
-            parts.append(part)
-        return b"".join(parts)
+        answer = b""
+        while len(answer) < MOST:
+            left = give_up - monotonic()
+            if left <= 0:
+                raise OSError(0, "timed out")
+            connection.settimeout(left)
+            part = connection.recv(MOST)
+            if not part:
+                break
+            answer += part
+        return answer
     finally:
         connection.close()

@@ -6,7 +6,7 @@ from dispatch_agent.errors import SettingsError
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Host (empty: all addresses) and port of `[HOST]:PORT`; an IPv6 address stands in brackets.
+    """Host (in ASCII; empty: all addresses) and port of `[HOST]:PORT`; an IPv6 address stands in brackets.
 
     Raises SettingsError.
     """
@@ -15,9 +15,10 @@ def parse_listen(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not (port.isascii() and port.isdigit()) or not 1 <= int(port[:6]) <= 65535:
+    number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
+    if not (colon and host.isascii() and 1 <= number <= 65535):
         msg = (
             f"--listen is {text!r}, not [HOST]:PORT: give :9464 for all addresses, 127.0.0.1:9464 or [::1]:9464 for one"
         )
         raise SettingsError(msg)
-    return host, int(port)
+    return host, number

@@ -67,7 +67,8 @@ def _bound(host: str, port: int) -> socket.socket:
             if getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise
         return socket.create_server(("", port), backlog=128)  # a node without IPv6
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # As bytes, since of a text that is no name in IDNA it raises no OSError.
+    family, *_, address = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address[:2], family=family, backlog=128)
 
 
@@ -94,6 +95,8 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             oldest = next(iter(self._open)) if len(self._open) >= MOST else None
+            if oldest is not None:
+                del self._open[oldest]  # now: its thread may be slow to end, and the next one must close another
             self._open[request] = None
         if oldest is not None:
             _hang_up(oldest)
