@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TextIO
@@ -13,6 +15,10 @@ from dispatch_agent.clock import Clock
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
+STUCK = 1.0
+"""Seconds that a log waits for its reader."""
+_PIECE = 1024
+"""Characters: a pipe that has room at all has room for them, however they are encoded (PIPE_BUF)."""
 
 # What a library or a URL may put into a message: user:password@ of a URL, also a password that should have been encoded
 # in it; signed query parameters; an authorization header; a key, secret, token or password that is given by its name,
@@ -83,34 +89,59 @@ class Log:
     def _emit(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
         if LEVELS.index(level) < LEVELS.index(self.least):
             return
-        # Each value by itself: quoting would hide the quotes that a secret stands in, and what is cut out of a finished
-        # line could take its quotes along.
-        everything = {key: _redacted(value) for key, value in {**fields, **self.bound}.items()}
-        if self.style == "json":
-            line = json.dumps(
-                {"time": self.clock.wall(), "level": level, "event": event, **everything},
-                ensure_ascii=True,
-            )
-        else:
-            pairs = " ".join(f"{key}={_quoted(value)}" for key, value in everything.items() if value not in ("", None))
-            line = f"{self.clock.wall()} {level.upper():7} {event} {pairs}".rstrip()
-        self.write(line)
+        self.write(_line(self.clock, self.style, level, event, {**fields, **self.bound}))
 
 
-def to_stream(stream: TextIO | None) -> Callable[[str], None]:
-    """A `write` for Log: whole lines, and a reader that went away is no reason to stop publishing."""
+def to_stream(stream: TextIO | None, clock: Clock, style: Format = "text") -> Callable[[str], None]:
+    """A `write` for Log: whole lines, and a reader that went away, or reads no more, is no reason to stop publishing.
+
+    What nobody takes within STUCK seconds is lost, and so is all that follows, until there is room again; then it is
+    said how many lines were.
+    """
+    lost = 0
 
     def write(line: str) -> None:
+        nonlocal lost
         if stream is None:  # closed before we started
             return
         try:
-            stream.write(line + "\n")
-            stream.flush()
+            patience = 0.0 if lost else STUCK
+            if lost and _has_room(stream, 0.0):
+                fields = {"lines": lost, "reason": "nobody read the log"}
+                line = f"{_line(clock, style, 'warning', 'lines lost', fields)}\n{line}"
+            for start in range(0, len(line) + 1, _PIECE):
+                if not _has_room(stream, patience):
+                    lost += 1
+                    return
+                stream.write((line + "\n")[start : start + _PIECE])
+                stream.flush()
+            lost = 0
         except (OSError, ValueError):
             # A closed pipe, a full disk: nothing is left to say it on; the exit code and the store still tell.
             return
 
     return write
+
+
+def _has_room(stream: TextIO, seconds: float) -> bool:
+    """Whether a piece can be written, at once or within so many seconds, without waiting for a reader."""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:  # in memory
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _line(clock: Clock, style: Format, level: Level, event: str, fields: Mapping[str, object]) -> str:
+    # Each value by itself: quoting would hide the quotes that a secret stands in, and what is cut out of a finished
+    # line could take its quotes along.
+    everything = {key: _redacted(value) for key, value in fields.items()}
+    if style == "json":
+        return json.dumps({"time": clock.wall(), "level": level, "event": event, **everything}, ensure_ascii=True)
+    pairs = " ".join(f"{key}={_quoted(value)}" for key, value in everything.items() if value not in ("", None))
+    return f"{clock.wall()} {level.upper():7} {event} {pairs}".rstrip()
 
 
 def _redacted(value: object) -> object:

@@ -3,6 +3,7 @@ beside SIGTERM, and its last words. Real processes, real HTTP, real locks."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shutil
@@ -374,6 +375,35 @@ class TestHealth:
         assert result.code == 1
         assert "timed out" in result.out
 
+    def test_nor_with_one_whose_answer_never_ends(self) -> None:
+        def drip() -> None:
+            connection, _ = server.accept()
+            with contextlib.suppress(OSError), connection:
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.1)
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            threading.Thread(target=drip, daemon=True).start()
+            environ = {**os.environ, "PUBLISH_LISTEN": f":{server.getsockname()[1]}"}
+            result = run("dispatch-agent", "health", environ=environ)
+        assert result.code == 1
+        assert "timed out" in result.out
+
+    @pytest.mark.parametrize("listen", ["a..b:9464", "a" * 70 + ":9464"])
+    def test_a_host_that_is_no_name_is_one_where_nothing_answers(self, listen: str) -> None:
+        result = run("dispatch-agent", "health", environ={**os.environ, "PUBLISH_LISTEN": listen})
+        assert result.code == 1
+        assert result.out.startswith("no watch answers")
+
+    @pytest.mark.parametrize(("listen", "code"), [(":1", 0), ("\N{SNOWMAN}:1", 3)])
+    def test_a_hook_that_can_say_nothing_ends_as_it_would(self, listen: str, code: int) -> None:
+        environ = {**os.environ, "PUBLISH_LISTEN": listen, "PYTHONIOENCODING": "ascii"}
+        with open("/dev/full", "wb") as full:
+            words = [program("dispatch-agent"), "health", "terminating"]
+            done = subprocess.run(words, env=environ, stdout=full, stderr=full, check=False)
+        assert done.returncode == code
+
     def test_an_address_that_is_none_is_a_setting_to_change(self) -> None:
         result = run("dispatch-agent", "health", environ={**os.environ, "PUBLISH_LISTEN": "9464"})
         result.fails(3, "9464", "127.0.0.1:9464")
@@ -465,6 +495,11 @@ class TestLastWords:
         assert result.code != 0
         assert "hush" not in "\n".join(self.words(job))
 
+    def test_a_fifo_that_nobody_reads_does_not_keep_it_from_ending(self, job: Job, place: Path) -> None:
+        os.mkfifo(place / "fifo")
+        job.run("watch", "--once", PUBLISH_TERMINATION_MESSAGE=str(place / "fifo")).passes()
+        job.run("watch", "--listen", "9464", PUBLISH_TERMINATION_MESSAGE=str(place / "fifo")).fails(3)
+
     def test_where_they_cannot_be_left_the_verdict_is_the_same(self, job: Job) -> None:
         job.save("step-1")
         job.run("watch", "--once", PUBLISH_TERMINATION_MESSAGE="/proc/no/such").passes()
@@ -515,6 +550,17 @@ class TestDoneFile:
             job.save("step-1")
             watch.says("published save=step-1")
             done.write_text(job.attempt)
+            watch.end().passes()
+
+    @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
+    def test_what_is_no_file_is_said_and_ends_nothing(self, job: Job, make: Callable[[Path], None]) -> None:
+        done = job.folder / ".dispatch" / "done"
+        with job.watch("--done-file", "done") as watch:
+            watch.says("claimed")
+            make(done)
+            watch.says("is no plain file")
+            done.rmdir() if done.is_dir() else done.unlink()
+            done.touch()
             watch.end().passes()
 
     def test_an_empty_one_on_a_volume_of_the_pod_counts(self, job: Job, place: Path) -> None:
@@ -689,6 +735,14 @@ class TestEndWithTrainer:
             assert watch.process.poll() is None
             watch.stop().passes()
 
+    def test_a_fifo_in_the_place_of_its_mark_is_not_waited_for(self, counted: Job) -> None:
+        (counted.folder / ".dispatch").mkdir(parents=True)
+        os.mkfifo(counted.folder / ".dispatch" / "started.0")
+        with counted.watch("--end-with-trainer", "--done-file", "done") as watch:
+            watch.says("start the trainer with `dispatch-agent exec --hold`")
+            (counted.folder / ".dispatch" / "done").touch()
+            watch.end().passes()
+
     def test_a_trainer_that_closes_what_it_has_open_is_said_to_have_ended(self, counted: Job) -> None:
         """Nobody outside can tell: but it is said, and what was seen."""
         script = "import os, time; os.closerange(3, 1000); time.sleep(60)"
@@ -702,3 +756,24 @@ class TestEndWithTrainer:
         finally:
             process.kill()
             process.wait()
+
+
+def test_a_log_that_nobody_reads_keeps_it_neither_from_publishing_nor_from_ending(job: Job) -> None:
+    job.save("step-1")
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    words = [program("publish"), "watch", "--done-file", "done", "--rescan", "0.3"]
+    process = subprocess.Popen(words, env=job.variables(), stdout=writing, stderr=writing)
+    try:
+        eventually(lambda: len(job.commits()) == 1, lambda: "nothing is published")
+        (job.folder / ".dispatch" / "done").touch()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
+        os.close(writing)

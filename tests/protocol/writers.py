@@ -219,7 +219,7 @@ def _watch(writer: Writer, inner: Store) -> int:
     if writer.at is not None and writer.at.disk:
         at = writer.at
         _watch_disk(seen, signals_itself(signal.Signals(at.number), at.when, _counted(at)))
-    log = Log(to_stream(sys.stdout), SystemClock())
+    log = Log(to_stream(sys.stdout, SystemClock()), SystemClock())
     starter = Starter(
         store=store,
         identity=Identity(None, writer.epoch, writer.attempt, "ready-made"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_agent.logs import LEVELS, Level, Log, redact, to_stream
+from dispatch_agent import logs
+from dispatch_agent.logs import LEVELS, Format, Level, Log, redact, to_stream
 
 
 class StillClock:
@@ -70,7 +72,7 @@ class TestLines:
         for style in ("text", "json"):
             lines, some = log(style)
             some.info("event", value="\udcff" + value)
-            to_stream(stream)(lines[0].encode("ascii", "backslashreplace").decode())
+            to_stream(stream, StillClock())(lines[0].encode("ascii", "backslashreplace").decode())
         assert len(stream.buffer.getvalue().splitlines()) == 2
 
     def test_what_is_bound_wins_over_a_field_of_the_same_name(self) -> None:
@@ -185,10 +187,29 @@ class TestStream:
         "error", [BrokenPipeError(), OSError(28, "No space left on device"), ValueError("I/O on closed file")], ids=repr
     )
     def test_one_that_takes_nothing_more_stops_nobody(self, error: Exception) -> None:
-        to_stream(self.Broken(error))("line")
+        to_stream(self.Broken(error), StillClock())("line")
 
     def test_a_line_is_out_at_once(self) -> None:
         raw = io.BytesIO()
         stream = io.TextIOWrapper(raw, encoding="utf-8")
-        to_stream(stream)("line")
+        to_stream(stream, StillClock())("line")
         assert raw.getvalue() == b"line\n"
+
+    @pytest.mark.parametrize("style", ["text", "json"])
+    def test_a_reader_that_reads_no_more_stops_nobody_and_is_told_what_was_lost(
+        self, monkeypatch: pytest.MonkeyPatch, style: Format
+    ) -> None:
+        monkeypatch.setattr(logs, "STUCK", 0.01)
+        reading, writing = os.pipe()
+        with open(reading, "rb", buffering=0) as reader, open(writing, "w", encoding="utf-8") as stream:
+            write = to_stream(stream, StillClock(), style)
+            for _ in range(200):
+                write("x" * 1500)
+            taken = reader.read(1 << 20)
+            write("the next one")
+            *_, said, last = (taken + reader.read(1 << 20)).decode().splitlines()
+        assert last == "the next one"
+        whole = taken.decode().count("x" * 1500 + "\n")
+        assert 0 < whole < 200
+        told = {"text": f"lines lost lines={200 - whole}", "json": f'"lines": {200 - whole}'}
+        assert told[style] in said

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 from dispatch_agent.checkpoint import records
@@ -25,8 +26,7 @@ def done(path: Path, attempt: str, folder: Path, root: Path | None) -> tuple[boo
     `folder`: what stands there outlasts an execution.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(_TEXT).strip()
+        text = _text(path)
     except FileNotFoundError:
         return False, ""
     except OSError as error:
@@ -43,6 +43,17 @@ def done(path: Path, attempt: str, folder: Path, root: Path | None) -> tuple[boo
     ):
         return False, f"{path} is empty, so another execution may have left it: write the attempt, {attempt!r}, into it"
     return True, ""
+
+
+def _text(path: Path) -> bytes:
+    """What a plain file says. Raises OSError, also for a FIFO, whose writer would have to be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "it is no plain file")
+        return os.read(descriptor, _TEXT).strip()
+    finally:
+        os.close(descriptor)
 
 
 def held(folder: Path, rank: int) -> str:
@@ -65,7 +76,8 @@ def held(folder: Path, rank: int) -> str:
 
 
 def _held(marker: Path) -> str:
-    descriptor = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
+    # Not to wait for whoever put a FIFO there, nor to follow where a link leads.
+    descriptor = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if os.read(descriptor, len(HELD)) != HELD:
             return f"{marker} is held by nobody: start the trainer with `dispatch-agent exec --hold`"

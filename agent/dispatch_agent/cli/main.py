@@ -13,6 +13,7 @@ from dispatch_agent import __version__
 from dispatch_agent.cli import health
 from dispatch_agent.cli.demo import demo
 from dispatch_agent.cli.doctor import doctor
+from dispatch_agent.cli.environment import CLOCK
 from dispatch_agent.cli.inspect import inspect
 from dispatch_agent.cli.install import install
 from dispatch_agent.cli.prologue import identity_command, prologue_group
@@ -20,7 +21,7 @@ from dispatch_agent.cli.publish import publish
 from dispatch_agent.cli.render import render
 from dispatch_agent.errors import AgentError, UsageError
 from dispatch_agent.health import termination
-from dispatch_agent.logs import redact
+from dispatch_agent.logs import redact, to_stream
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -122,7 +123,7 @@ def run(arguments: list[str], name: str = "dispatch-agent") -> NoReturn:
 def _fail(name: str, sentence: str, code: int) -> NoReturn:
     """Say in one sentence why a command failed, to its caller and to a kubelet, and exit."""
     said = _one_line(sentence)
-    click.echo(f"{name}: {said}", err=True)
+    to_stream(sys.stderr, CLOCK)(f"{name}: {said}")
     termination.write(termination.path_of(os.environ.get("PUBLISH_TERMINATION_MESSAGE")), code, said, over=False)
     leave(code)
 

@@ -25,7 +25,8 @@ from dispatch_agent.store.posix import PosixStore
 def place_of(identity: Identity, given: dict[str, Any]) -> tuple[int, bool, Log]:
     """This publisher's rank, whether it stands by, and a log that carries identity and rank. Raises SettingsError."""
     rank = given["rank"] if given["rank"] is not None else container.read_rank(os.environ) or 0
-    log = Log(to_stream(sys.stderr), CLOCK, given["log_format"], given["log_level"]).bind(
+    style = given["log_format"]
+    log = Log(to_stream(sys.stderr, CLOCK, style), CLOCK, style, given["log_level"]).bind(
         epoch=str(identity.epoch), attempt=identity.attempt, rank=rank
     )
     for sentence in unknown_variables(os.environ, known_variables()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dispatch_agent.logs import redact
@@ -31,8 +32,13 @@ def write(path: Path | None, code: int, sentence: str, *more: str, over: bool = 
         data = data[: MOST - 4].decode("utf-8", "ignore").encode() + "…\n".encode()
     try:
         # In place: a kubelet reads the file that it has mounted, not another one of the name.
-        with open(path, "ab" if not over else "wb") as file:
+        with open(path, "ab" if not over else "wb", opener=_without_waiting) as file:
             if over or file.tell() == 0:
                 file.write(data)
     except OSError:
         return
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Not to wait for a FIFO's reader: nothing could end that, so late."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
