@@ -35,6 +35,10 @@ def held(kind: str, admission: str | None = "1", floor: str | None = "1") -> Obj
     return thing
 
 
+def ended(thing: Object, how: str) -> None:
+    thing["status"]["conditions"] = [{"type": "Suspended", "status": "False"}, {"type": how, "status": "True"}]
+
+
 def counts(thing: Object) -> tuple[str, str]:
     return pod_template(thing)["metadata"]["annotations"][ADMISSION], thing["metadata"]["annotations"][FLOOR]
 
@@ -88,6 +92,9 @@ def test_every_execution_has_an_identity_of_its_own_and_the_epoch_only_grows() -
     [
         (lambda thing: thing["spec"].update(suspend=False), "suspend it"),
         (lambda thing: thing["spec"].pop("suspend"), "suspend it"),
+        (lambda thing: ended(thing, "Failed"), "has ended (Failed), and does not start again: start a new submission"),
+        (lambda thing: ended(thing, "Complete"), "has ended (Complete)"),
+        (lambda thing: ended(thing, "Completed"), "has ended (Completed)"),
         (lambda thing: thing["metadata"]["labels"].update({"kueue.x-k8s.io/queue-name": "q"}), "the queue q"),
         (lambda thing: thing.update(kind="Deployment"), "Deployment"),
         (lambda thing: thing["metadata"]["annotations"].pop(FLOOR), "None, not a count"),
@@ -152,6 +159,11 @@ class TestTheJobSetOfATrainJob:
         raised["spec"]["suspend"] = True
         assert "no JobSet came with it" in refusal(raised, "--raise")
 
+    def test_another_jobs_is_refused_and_not_recorded(self) -> None:
+        pair = self.both(held("trainjob"), "a")
+        pair["items"][1]["metadata"]["name"] = "other"
+        assert "JobSet other is not that of TrainJob train: give the two of one job" in refusal(pair, "--raise")
+
     def test_its_restarts_count_towards_the_bound_of_the_epoch(self) -> None:
         pair = self.both(held("trainjob"), "a")
         for restarts, fits in ((999_997, True), (999_998, False)):
@@ -168,7 +180,7 @@ class TestTheJobSetOfATrainJob:
 
 
 def test_a_description_or_another_list_is_no_object_of_the_cluster() -> None:
-    assert "give one TrainJob" in refusal(ONE_NODE, "--raise")
+    assert "holds an object without a kind: give one TrainJob" in refusal(ONE_NODE, "--raise")
     assert "TrainJob, TrainJob" in refusal({"kind": "List", "items": [held("trainjob")] * 2}, "--raise")
     assert "nothing" in refusal({"kind": "List", "items": []}, "--raise")
     assert "2 documents" in refusal("kind: TrainJob\n---\nkind: TrainJob\n", "--raise")

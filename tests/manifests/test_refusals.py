@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.manifests.conftest import (
     JOB_ID,
     ONE_NODE,
@@ -15,6 +17,8 @@ from tests.manifests.conftest import (
     refusal,
     render,
 )
+
+from dispatch_agent.cli import main
 
 
 def words(count: int) -> list[str]:
@@ -50,12 +54,24 @@ class TestKeys:
 
     @pytest.mark.parametrize("key", ["name", "command", "image", "publish__dest", "agent__image"])
     def test_one_that_must_be_there_is_named(self, key: str) -> None:
-        assert key.replace("__", ".") in refusal(changed(ONE_NODE, **{key: None}))
+        assert f"{key.replace('__', '.')} is missing: " in refusal(changed(ONE_NODE, **{key: None}))
 
     def test_a_description_is_one_mapping(self) -> None:
         for text in ("[1]", "just words", "3", "a: 1\n---\nb: 2", ""):
             assert invoke(text).exit_code != 0
             refusal(text)
+
+    def test_what_cannot_be_read_names_the_file_and_the_place(self, tmp_path: Path) -> None:
+        file = tmp_path / "job.yaml"
+        file.write_text("name: train\n\tnodes: 2\n")
+        said = str(CliRunner().invoke(main.cli, ["render", str(file)]).exception)
+        assert said.startswith(f"{file}: it is no YAML that can be read: ")
+        assert said.endswith(" in line 2, column 1")
+
+    def test_root_is_refused_and_why(self) -> None:
+        assert "user is 0: write a whole number from 1 to 2147483647: pods are within" in refusal(
+            changed(ONE_NODE, user=0)
+        )
 
     def test_a_key_that_stands_twice_is_refused(self) -> None:
         assert "'nodes' stands twice" in refusal("name: a\nnodes: 1\nnodes: 2\n")
@@ -287,3 +303,10 @@ def test_a_batch_script_has_nothing_of_kubernetes(change: dict[str, Any], says: 
     script = {"name": "train", "command": ["python", "train.py"], "publish": {"dest": "s3://b/p"}}
     assert invoke(script, "--kind", "sbatch").exit_code == 0
     assert says in refusal({**script, **change}, "--kind", "sbatch")
+
+
+def test_all_that_a_batch_script_has_not_is_named_at_once() -> None:
+    """A description for a cluster is made one for Slurm in one edit."""
+    said = refusal(SEVERAL_NODES, "--kind", "sbatch")
+    for key in ("image is ", "agent.image is ", "checkpoints.claim is ", "credentials.secret is ", "resources is "):
+        assert key in said

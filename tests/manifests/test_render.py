@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -380,6 +381,12 @@ class TestTheExample:
     @pytest.mark.parametrize("kind", ["runtime", "trainjob", "jobset"])
     def test_it_renders(self, kind: str) -> None:
         assert len(render(self.text, "--kind", kind)) == 1
+
+    def test_it_leaves_the_last_uploads_all_that_is_left_of_the_grace_period(self) -> None:
+        """Who edits nothing but the names has no smaller bound for them than the pod's own."""
+        [runtime, train_job] = render(self.text)
+        assert "PUBLISH_GRACE" in json.dumps(runtime)
+        assert "PUBLISH_DRAIN_TIMEOUT" not in json.dumps([runtime, train_job])
 
     @pytest.mark.parametrize(
         "line",

@@ -94,7 +94,8 @@ def _read_yaml(text: str) -> list[Any]:
     try:
         return [document for document in yaml.load_all(text, Loader) if document is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        message = f"it is no YAML that can be read: {' '.join(str(error).split())}"
+        said = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")  # as PyYAML calls a text
+        message = f"it is no YAML that can be read: {said}"
         raise SettingsError(message) from None
 
 

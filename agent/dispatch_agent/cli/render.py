@@ -126,6 +126,9 @@ def _only_document(file: str) -> object:
     except OSError as error:
         message = f"{file} cannot be read: {error.strerror}; name the file of a job description"
         raise UsageError(message) from None
+    except SettingsError as error:
+        message = f"{file}: {error}"
+        raise SettingsError(message) from None
     if len(found) != 1:
         message = f"{file} holds {len(found)} documents: give it one"
         raise SettingsError(message)

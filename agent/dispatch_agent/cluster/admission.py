@@ -14,6 +14,8 @@ from dispatch_agent.identity import MAX_RESTART
 
 JOBSET_UID = "dispatch.phpboyscout.uk/jobset-uid"
 _COUNT = r"[0-9]{1,6}"  # up to MAX_RESTART
+# Conditions of a TrainJob and of a JobSet.
+_ENDED = frozenset({"Complete", "Completed", "Failed"})
 
 
 def readmitted(document: object) -> Object:
@@ -23,8 +25,8 @@ def readmitted(document: object) -> Object:
     read names its resourceVersion, so that `kubectl replace` takes it only if nobody changed it since. A TrainJob that
     comes in a list with its JobSet also records that JobSet's UID, by which a reset of J is seen the next time.
 
-    Raises SettingsError if it is no suspended TrainJob or JobSet of ours, has no counts that can be read, or has
-    another JobSet than before.
+    Raises SettingsError if it is no suspended TrainJob or JobSet of ours, has ended, has no counts that can be read, or
+    has another JobSet than before.
     """
     found, job_set = _pick(copy.deepcopy(document))
     metadata = found["metadata"]
@@ -32,6 +34,10 @@ def readmitted(document: object) -> Object:
     if queue := metadata.get("labels", {}).get(pod.QUEUE):
         message = f"{name} is in the queue {queue}: Kueue admits it, and the dispatcher's controller raises its count"
         raise SettingsError(message)
+    for condition in found.get("status", {}).get("conditions", []):
+        if condition.get("type") in _ENDED and condition.get("status") == "True":
+            message = f"{name} has ended ({condition['type']}), and does not start again: start a new submission"
+            raise SettingsError(message)
     if found["spec"].get("suspend") is not True:
         message = (
             f"{name} is not suspended: suspend it, and wait until its pods are gone; kubectl patch with "
@@ -53,12 +59,16 @@ def readmitted(document: object) -> Object:
 def _pick(document: Any) -> tuple[Object, Object | None]:
     """The object to raise, and a TrainJob's JobSet if it came along."""
     items = document.get("items", []) if isinstance(document, dict) and document.get("kind") == "List" else [document]
-    kinds = [str(item.get("kind") if isinstance(item, dict) else item) for item in items]
+    kinds = [str(item.get("kind", "an object without a kind") if isinstance(item, dict) else item) for item in items]
     if kinds in (["TrainJob"], ["JobSet"]):
         return items[0], None
     if sorted(kinds) == ["JobSet", "TrainJob"]:
-        train_job = kinds.index("TrainJob")
-        return items[train_job], items[1 - train_job]
+        job_set, train_job = sorted(items, key=lambda item: str(item["kind"]))
+        name, own = (item["metadata"].get("name") for item in (job_set, train_job))
+        if name != own:  # Trainer gives both one name
+            message = f"JobSet {name} is not that of TrainJob {own}: give the two of one job"
+            raise SettingsError(message)
+        return train_job, job_set
     message = (
         f"it holds {', '.join(kinds) or 'nothing'}: give one TrainJob with its JobSet, or one JobSet, as "
         f"kubectl get trainjob,jobset NAME -o json prints them"

@@ -156,7 +156,7 @@ def parse(document: object, settings: Mapping[str, Check], draw_job_id: Callable
         nodes=top.number("nodes", 1, MAX_NODES, 1),
         env=_variables(top, "env"),
         resources=_resources(top, "resources"),
-        user=top.number("user", 1, 2**31 - 1, 65532),
+        user=top.number("user", 1, 2**31 - 1, 65532, ": pods are within Pod Security restricted, where none is root"),
         service_account=top.optional("service_account", _NAME, _NAME_RULE),
         queue=top.optional("queue", _LABEL, "a LocalQueue's name, 63 characters at most"),
         runtime=_runtime(top.section("runtime"), name),
@@ -235,12 +235,12 @@ class _Section:
             refuse(self.key(key), value, f"choose one of {', '.join(allowed)}")
         return str(value)
 
-    def number(self, key: str, least: int, greatest: int, default: int) -> int:
+    def number(self, key: str, least: int, greatest: int, default: int, why: str = "") -> int:
         value = self.get(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= greatest:
-            refuse(self.key(key), value, f"write a whole number from {least} to {greatest}")
+            refuse(self.key(key), value, f"write a whole number from {least} to {greatest}{why}")
         return int(value)
 
     def flag(self, key: str) -> bool:
@@ -289,6 +289,9 @@ def _image(section: _Section, key: str) -> str | None:
 
 def _command(top: _Section) -> tuple[str, ...]:
     words = top.get("command")
+    if words is None:
+        message = "command is missing: write a list of the program and its arguments"
+        raise SettingsError(message)
     if not isinstance(words, list) or not words:
         refuse("command", words, "write a list of the program and its arguments")
     for number, word in enumerate(words):

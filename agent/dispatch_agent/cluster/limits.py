@@ -248,7 +248,7 @@ def admitted(job: Job) -> None:
 
 
 def _batch(job: Job) -> None:
-    for key, value in (
+    of_kubernetes = (
         ("queue", job.queue),
         ("image", job.image),
         ("agent.image", job.agent.image),
@@ -257,11 +257,11 @@ def _batch(job: Job) -> None:
         ("credentials.secret", job.credentials.secret if job.credentials else None),
         ("service_account", job.service_account),
         ("namespace", job.namespace),
-    ):
-        if value is not None:
-            refuse(key, value, "leave it out: it is Kubernetes', and a batch script has none")
-    if job.resources.requests or job.resources.limits:
-        refuse("resources", dict(job.resources.limits or job.resources.requests), "ask for them under sbatch")
+        ("resources", dict(job.resources.limits or job.resources.requests) or None),
+    )
+    if seen := [f"{key} is {value!r}" for key, value in of_kubernetes if value is not None]:
+        message = f"{', '.join(seen)}: leave out what is Kubernetes', and ask for nodes and their devices under sbatch"
+        raise SettingsError(message)
     if "://" not in job.dest and not job.dest.startswith("/"):
         refuse("publish.dest", job.dest, "write a URL such as s3://bucket/prefix, or an absolute folder")
     _outside_executions(job)
