@@ -235,7 +235,7 @@ class TestTheIdentity:
 
     def test_without_the_other_two_variables_is_not_whole(self) -> None:
         found = answers(DISPATCH_EPOCH="1000001", DISPATCH_ATTEMPT="a")["AttemptInjection"]
-        assert (found.value, "DISPATCH_JOB_ID and DISPATCH_SUBMISSION is not set" in found.reason) == ("no", True)
+        assert (found.value, ": DISPATCH_JOB_ID, DISPATCH_SUBMISSION" in found.reason) == ("no", True)
 
     def test_is_unknown_outside_a_job_and_missing_in_one(self) -> None:
         assert answers()["AttemptInjection"].value == "unknown"

@@ -75,7 +75,7 @@ def test_the_next_admission_names_the_command_that_writes_it(tmp_path: Path) -> 
 
 def test_what_is_not_ours_is_counted_and_nothing_of_ours_is_an_error(tmp_path: Path) -> None:
     result = inspect(tmp_path, "kind: Service\n---\nkind: Service\n---\n- kind: Secret\n")
-    assert "not looked at: 1 Secret, 2 Service" in result.out
+    assert result.out == "not looked at: 1 Secret, 2 Service\n", "and that nothing is wrong is not said"
     result.fails(3, "no object of the dispatcher's")
 
 

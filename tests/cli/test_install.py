@@ -130,6 +130,22 @@ def test_a_second_run_changes_nothing_and_needs_no_right_to(source: Path, folder
     assert {path: path.lstat().st_ctime_ns for path in folder.rglob("*")} == before
 
 
+@pytest.mark.root
+def test_a_folder_that_cannot_be_written_is_said_with_who_could_not(source: Path, tmp_path: Path) -> None:
+    for path in (source.parent, *source.parent.parents):
+        if path.stat().st_mode & 0o055 != 0o055:
+            path.chmod(0o755)
+
+    def as_nobody() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        with pytest.raises(AgentError, match=r"volume cannot be written by uid 65534: mount a volume"):
+            install_tree(source, tmp_path / "volume")
+
+    (tmp_path / "volume").mkdir(mode=0o755)
+    assert in_a_child(as_nobody) == 0
+
+
 def test_killed_at_any_step_of_the_first_install_nothing_half_can_be_started(source: Path, tmp_path: Path) -> None:
     step = 0
     while True:

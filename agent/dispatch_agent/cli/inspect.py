@@ -85,6 +85,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield _said(finding)
     if report.ignored:
         yield f"not looked at: {', '.join(f'{count} {kind}' for kind, count in report.ignored.items())}"
+    if not (report.jobs or report.runtimes):  # neither right nor wrong
+        return
     wrong = sum(finding.level in {"identity", "requirement"} for finding in report.all_findings)
     yield f"{wrong} wrong" if wrong else "nothing is wrong"
 

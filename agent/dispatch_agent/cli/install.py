@@ -73,7 +73,14 @@ def install_tree(source: Path, folder: Path) -> bool:
 
     if is_done():
         return False
-    (folder / _TREES).mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        (folder / _TREES).mkdir(mode=0o755, parents=True, exist_ok=True)
+    except PermissionError:
+        message = (
+            f"{folder} cannot be written by uid {os.getuid()}: mount a volume there that this user may write to (an "
+            "emptyDir, or fsGroup), or run as its owner"
+        )
+        raise AgentError(message) from None
     with _locked(folder / _TREES, is_done) as alone:
         if is_done():
             return False

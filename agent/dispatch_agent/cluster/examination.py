@@ -62,7 +62,7 @@ def attempt_injection(environ: Mapping[str, str]) -> Support:
         return Support("no", "probed", str(error))
     missing = [name for name in ("DISPATCH_JOB_ID", "DISPATCH_SUBMISSION") if not environ.get(name)]
     if missing:
-        return Support("no", "probed", f"{' and '.join(missing)} is not set, but every rank is to see all four")
+        return Support("no", "probed", f"unset, but every rank is to see all four: {', '.join(missing)}")
     says = f"{identity.source}: epoch {identity.epoch}, attempt {identity.attempt}"
     weakened = container.read_counters(environ).weakened
     return Support("yes", "probed", "; ".join([says, *(f"identity weakened: {reason}" for reason in weakened)]))
