@@ -56,6 +56,11 @@ class TestReady:
             (Facts(claimed=True, fenced="epoch 2 has published"), "fenced: epoch 2 has published"),
             (Facts(claimed=True, failure="s3 is away"), "failed: s3 is away"),
             (Facts(standing_by="another publisher has it"), "standing by: another publisher has it"),
+            (
+                Facts(claimed=True, unpublished=("step-1", "step-2")),
+                "not published, see the log for why: step-1, step-2",
+            ),
+            (Facts(claimed=True, still=61.0), "nothing moved for 61 s"),
         ],
     )
     def test_no_says_why(self, facts: Facts, word: str) -> None:
@@ -64,7 +69,7 @@ class TestReady:
         assert word in answer.sentence
 
     def test_claimed_is_ready_and_so_is_a_rank_that_has_nothing_to_publish(self) -> None:
-        assert state.ready(Facts(claimed=True, still=900.0)).yes
+        assert state.ready(Facts(claimed=True, still=59.0)).yes
         assert state.ready(Facts(rank=1)).yes
 
 

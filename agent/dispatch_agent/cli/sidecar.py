@@ -190,6 +190,7 @@ class Sidecar:
             fenced=str(tally.fenced or ""),
             failure=tally.failure,
             standing_by=tally.standing_by,
+            unpublished=tally.unpublished,
             still=None if began is None else self.clock.monotonic() - max(began, self._moved),
             rank=self.rank_aside,
         )

@@ -8,13 +8,17 @@ FLOOR = 2.0
 """Seconds that a kubelet leaves a sidecar even where the trainer used up the whole grace period."""
 MARGIN = 1.0
 """Seconds kept back from what is left: to break off, say so and end before the kill."""
+QUIET = 60.0
+"""Seconds after which a pass in which nothing moves may be waiting for a store that is away: a network that swallows
+packets fails no request for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a watch is at, as of one moment. Times are in seconds.
 
-    `failure` and `standing_by`: why the last pass failed, or found nothing to do yet; empty if neither. `still`: how
+    `failure` and `standing_by`: why the last pass failed, or found nothing to do yet; empty if neither. `unpublished`:
+    the complete saves that the last pass left, since they could not be stored. `still`: how
     long nothing has moved in the pass under way (a file read, a piece sent, another pass begun), None between passes.
     `rank` is that of a watch that stands by for rank 0 on a shared volume, else None.
     """
@@ -23,6 +27,7 @@ class Facts:
     fenced: str = ""
     failure: str = ""
     standing_by: str = ""
+    unpublished: tuple[str, ...] = ()
     still: float | None = None
     rank: int | None = None
 
@@ -52,17 +57,18 @@ def live(facts: Facts, stall_timeout: float) -> Answer:
 
 def ready(facts: Facts) -> Answer:
     """Whether what the trainer completes gets published."""
-    if facts.fenced:
-        return Answer(False, f"fenced: {facts.fenced}")
     if facts.rank is not None:
         return Answer(True, f"ready: rank {facts.rank} stands by, rank 0 publishes for all")
-    if facts.failure:
-        return Answer(False, f"the last pass failed: {facts.failure}")
-    if facts.standing_by:
-        return Answer(False, f"standing by: {facts.standing_by}")
-    if not facts.claimed:
-        return Answer(False, "not claimed yet: the store was not asked, or has not answered")
-    return Answer(True, "ready")
+    quiet = facts.still is not None and facts.still > QUIET
+    reasons = (
+        (facts.fenced, f"fenced: {facts.fenced}"),
+        (facts.failure, f"the last pass failed: {facts.failure}"),
+        (facts.standing_by, f"standing by: {facts.standing_by}"),
+        (not facts.claimed, "not claimed yet: the store was not asked, or has not answered"),
+        (facts.unpublished, f"complete and not published, see the log for why: {', '.join(facts.unpublished)}"),
+        (quiet, f"nothing moved for {facts.still or 0:.0f} s: the store may be away"),
+    )
+    return next((Answer(False, sentence) for applies, sentence in reasons if applies), Answer(True, "ready"))
 
 
 def drain_bound(grace: float, ending_for: float | None, cap: float | None) -> float:
