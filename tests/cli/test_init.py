@@ -151,6 +151,15 @@ class TestWhatToResumeFrom:
         assert out == os.fsencode(second.root) + b"/resume/1.17.2/step-\xfe\n"
         assert os.path.isdir(out[:-1])
 
+    def test_a_volume_and_a_store_whose_paths_are_not_utf8(self, place: Path) -> None:
+        odd = place / os.fsdecode(b"a\n\xff b")
+        first = Job(odd / "root", str(odd / "store"))
+        first.save("step-1", TREE)
+        first.run("watch", "--once").passes()
+        second = first.later()
+        second.run("init").passes()
+        assert tree_of(resumed(second)) == tree_of(first.folder / "step-1")
+
     def test_it_may_run_again_and_keeps_what_was_chosen(self, second: Job) -> None:
         path = second.run("init").passes().out
         before = replace(second, epoch=second.epoch - 1, attempt="1.17.1")
@@ -171,6 +180,11 @@ class TestWhatToResumeFrom:
         for name in ("a", "b"):
             (second.root / "resume" / second.attempt / name).mkdir(parents=True)
         second.run("init").fails(3, "holds 2 saves")
+
+    def test_a_file_in_its_place_is_refused(self, second: Job) -> None:
+        (second.root / "resume").mkdir()
+        (second.root / "resume" / second.attempt).touch()
+        second.run("init").fails(3, f"{second.root}/resume/{second.attempt}", "move it away")
 
     def test_a_damaged_newest_is_passed_over_and_said(self, second: Job) -> None:
         before = replace(second, epoch=second.epoch - 1, attempt="1.17.1")

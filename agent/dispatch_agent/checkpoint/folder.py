@@ -185,7 +185,7 @@ def _already(number: int, store: str) -> str:
 
 
 def _of_store(store: str) -> str:
-    return hashlib.sha256(store.encode()).hexdigest()[:12]
+    return hashlib.sha256(os.fsencode(store)).hexdigest()[:12]
 
 
 def lock(folder: Path, store: str) -> FolderLock:

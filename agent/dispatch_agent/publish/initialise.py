@@ -366,11 +366,15 @@ def _ran_before(folder: Path, rank: int, pod: str) -> str | None:
 
 
 def _standing(target: Path) -> str | None:
-    """The one save that somebody has put there, percent-encoded. Raises SettingsError if there are several."""
+    """The one save that somebody has put there, percent-encoded. Raises SettingsError if there are several, or if
+    it is no folder."""
     try:
         found = sorted(name for name in os.listdir(os.fsencode(target)) if not restoring.is_ours(name))
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        msg = f"{target} is no folder, and what to resume from is restored into it: move it away"
+        raise SettingsError(msg) from None
     if len(found) > 1:
         msg = f"{target} holds {len(found)} saves: leave the one to resume from, or none"
         raise SettingsError(msg)
