@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ import dispatch_agent
 from dispatch_agent import errors
 from dispatch_agent.cli import main, publish
 from dispatch_agent.errors import AgentError
+from dispatch_agent.health import metrics
 from dispatch_agent.settings import DISPATCH_DEST
 
 HERE = Path(__file__).resolve().parent.parent
@@ -180,6 +182,15 @@ class TestCommandLines:
             rest = [*rest[: rest.index("--")], "--", "true"]
         with click.Context(command, info_name=words[0]) as context:
             command.parse_args(context, list(rest))  # raises a UsageError that says what is wrong
+
+
+def test_every_metric_that_is_named_is_exposed() -> None:
+    figures = metrics.Figures(**dict.fromkeys((field.name for field in fields(metrics.Figures)), 0))  # type: ignore[arg-type]
+    page = metrics.exposition(lambda: figures, {})("")
+    exposed = set(re.findall(r"^dispatch_publish_\w+", page.body.decode(), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"dispatch_publish_\w+", path.read_text())}
+    assert named
+    assert named - exposed == set()
 
 
 def test_the_changelog_speaks_of_this_version_first() -> None:

@@ -19,7 +19,9 @@ from tests.cli.conftest import PATIENCE, Job, Running, eventually, flip, program
 from dispatch_agent.publish import keys
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-[SCRIPT] = (block for block in re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.M | re.S) if "wait" in block)
+[SCRIPT] = (
+    block for block in re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.M | re.S) if "wait $trainer" in block
+)
 IDENTITY = re.compile(r"^restart=0.*\nexport DISPATCH_EPOCH=.*\n", re.M)
 
 # Writes one save that builds on the one it resumes from, and goes on until it is let go or told to end.

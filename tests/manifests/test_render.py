@@ -427,3 +427,21 @@ class TestTheReference:
         assert here == known
         example = CliRunner().invoke(main.cli, ["render", "--example"]).stdout
         assert [name for name in known if f"{name}:" not in example] == []
+
+    def test_its_patches_fit_the_runtime_that_is_rendered(self) -> None:
+        """Each adds to a list that is there, or a key that is not: none replaces what render wrote."""
+        [text] = [
+            block
+            for block in re.findall(r"^```yaml\n(.*?)^```", self.document, re.DOTALL | re.M)
+            if "patches:" in block
+        ]
+        operations = yaml.safe_load(yaml.safe_load(text)["patches"][0]["patch"])
+        assert len(operations) >= 5
+        for document in (ONE_NODE, SEVERAL_NODES):
+            for operation in operations:
+                [place] = render(document, "--kind", "runtime")
+                *folders, last = operation["path"].split("/")[1:]
+                for folder in folders:
+                    place = place[int(folder)] if isinstance(place, list) else place[folder]
+                assert operation["op"] == "add"
+                assert last == "-" if isinstance(place, list) else last not in place
