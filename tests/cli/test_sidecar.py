@@ -735,6 +735,24 @@ class TestEndWithTrainer:
             assert watch.process.poll() is None
             watch.stop().passes()
 
+    def test_a_restarted_rank_is_waited_for_though_the_one_before_has_ended(self, counted: Job) -> None:
+        again = replace(
+            counted, environ={**counted.environ, "AGENT_ALLOW_RANK_RESTART": "1", "AGENT_K8S_POD_UID": "uid-1"}
+        )
+        again.run("init").passes()
+        with trainer(again) as process:
+            process.kill()
+        again.run("init").passes()
+        with again.watch("--end-with-trainer") as watch:
+            watch.says("start the trainer with `dispatch-agent exec --hold`")
+            with trainer(again) as process:
+                watch.says("is held: its trainer runs")
+                again.run("init").passes()
+                watch.says("published save=step-0")
+                assert watch.process.poll() is None, "an init beside a trainer takes no mark away"
+                process.kill()
+                watch.end().passes()
+
     def test_a_fifo_in_the_place_of_its_mark_is_not_waited_for(self, counted: Job) -> None:
         (counted.folder / ".dispatch").mkdir(parents=True)
         os.mkfifo(counted.folder / ".dispatch" / "started.0")

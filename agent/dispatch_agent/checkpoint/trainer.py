@@ -17,6 +17,9 @@ from dispatch_agent.checkpoint import records
 HELD = b"held\n"
 """What a marker holds once its lock was taken: from then on, a free lock is an ended trainer."""
 _TEXT = 4096
+_LOCKED = frozenset({errno.EACCES, errno.EAGAIN})
+# Not to wait for whoever put a FIFO there, nor to follow where a link leads.
+_AS_IT_IS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def done(path: Path, attempt: str, folder: Path, root: Path | None) -> tuple[bool, str]:
@@ -76,16 +79,34 @@ def held(folder: Path, rank: int) -> str:
 
 
 def _held(marker: Path) -> str:
-    # Not to wait for whoever put a FIFO there, nor to follow where a link leads.
-    descriptor = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(marker, os.O_RDONLY | _AS_IT_IS)
     try:
         if os.read(descriptor, len(HELD)) != HELD:
             return f"{marker} is held by nobody: start the trainer with `dispatch-agent exec --hold`"
         os.lockf(descriptor, os.F_TEST, 0)
     except OSError as error:
-        if error.errno not in {errno.EACCES, errno.EAGAIN}:
+        if error.errno not in _LOCKED:
             raise
         return f"{marker} is held: its trainer runs"
     finally:
         os.close(descriptor)
     return ""
+
+
+def forget(folder: Path, rank: int) -> None:
+    """Before the trainer of `rank` is started once more: the mark that the one before held says no more that it ended.
+
+    Raises OSError.
+    """
+    try:
+        descriptor = os.open(records.own(folder, f"started.{rank}"), os.O_RDWR | _AS_IT_IS)
+    except FileNotFoundError:
+        return
+    try:
+        os.lockf(descriptor, os.F_TEST, 0)
+        os.ftruncate(descriptor, 0)
+    except OSError as error:
+        if error.errno not in _LOCKED:
+            raise
+    finally:
+        os.close(descriptor)

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dispatch_agent.checkpoint import folder as bookkeeping
-from dispatch_agent.checkpoint import names, records, resuming
+from dispatch_agent.checkpoint import names, records, resuming, trainer
 from dispatch_agent.checkpoint.resuming import Choice
 from dispatch_agent.errors import Incomplete, IntegrityError, NewerFormat, Refused, SettingsError, StoreError
 from dispatch_agent.logs import Log
@@ -143,6 +143,11 @@ class Init:
             raise Refused(msg)
         reason = f"{why}; it resumes again from what was chosen then, whatever was published since"
         self.starter.log.once("warning", "rank restart", "identity weakened", reason=reason)
+        try:
+            trainer.forget(self.folder, self.starter.rank)
+        except OSError as error:
+            told = f"a watch that ends with its trainer may end before it: its mark cannot be written: {error}"
+            self.starter.log.once("warning", told, "mark", reason=told)
 
     def _agree(self) -> Ready:
         """Do the work for all ranks, or wait until it is done."""
