@@ -35,7 +35,7 @@ def test_a_job_that_is_well_exits_0(tmp_path: Path) -> None:
         "  A 1, floor 1, J 2",
         "  train-node-0-0-abcde: rank 0, Running, epoch 1000003, attempt 01JCXE8Q5W3V9T2N7M4K6H1G0P.1.1.1.2",
     ]
-    assert result.out.splitlines()[-1] == "nothing is wrong"
+    assert result.out.splitlines()[-1] == "nothing is wrong with the identities"
 
 
 def test_a_reset_exits_125_and_is_said(tmp_path: Path) -> None:

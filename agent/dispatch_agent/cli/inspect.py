@@ -88,7 +88,7 @@ def _lines(report: Report) -> Iterator[str]:
     if not (report.jobs or report.runtimes):  # neither right nor wrong
         return
     wrong = sum(finding.level in {"identity", "requirement"} for finding in report.all_findings)
-    yield f"{wrong} wrong" if wrong else "nothing is wrong"
+    yield f"{wrong} wrong" if wrong else "nothing is wrong with the identities"
 
 
 def _of_job(job: JobSeen) -> Iterator[str]:
