@@ -62,6 +62,9 @@ def second(first: Job) -> Job:
     return first.later()
 
 
+JOBS = ("01J8ZQ4T7M9W2K5X3R6Y8N0PVA", "01J8ZQ4T7M9W2K5X3R6Y8N0PVB")
+
+
 @contextmanager
 def running(job: Job, *arguments: str, **environ: str) -> Iterator[Running]:
     log = job.root.parent / f"init-{os.urandom(4).hex()}.log"
@@ -392,6 +395,30 @@ class TestWhatKeepsATrainerFromStarting:
         (second.store / "claims" / f"{before.epoch:020d}" / "attempt.json").write_text("another")
         second.run("init").fails(31, "another", str(before.epoch))
         assert not (second.root / "resume").exists()
+
+    @pytest.mark.parametrize("command", [("init",), ("watch", "--once")])
+    def test_32_for_the_destination_of_another_job(self, first: Job, command: tuple[str, ...]) -> None:
+        """A description that was copied, but for its job id: each job would fence, and resume from, the other."""
+        mine, other = (replace(first, environ={"DISPATCH_JOB_ID": job}) for job in JOBS)
+        mine.save("step-1", TREE)
+        mine.run("watch", "--once").passes()
+        other = replace(other, root=first.root.with_name("other"), epoch=first.epoch + 1, attempt="other.1.1.1.1")
+        other.folder.mkdir(parents=True)
+        other.save("step-1", {"weights.bin": b"other"})
+        other.run(*command).fails(32, JOBS[0], JOBS[1], "its own destination")
+        assert not (first.store / "claims" / f"{other.epoch:020d}").exists()
+        mine.save("step-2", TREE)
+        mine.run("watch", "--once").passes()
+        assert mine.published() == ["step-1", "step-2"]
+
+    def test_but_not_for_that_of_a_job_which_this_one_supersedes(self, first: Job) -> None:
+        replaced, mine = (replace(first, environ={"DISPATCH_JOB_ID": job}) for job in JOBS)
+        replaced.save("step-1", TREE)
+        replaced.run("watch", "--once").passes()
+        mine = replace(mine, root=first.root.with_name("mine"), epoch=10**12 + 10**6, attempt="mine.1.1.1.0")
+        mine.root.mkdir()
+        mine.run("init").passes()
+        assert tree_of(resumed(mine)) == tree_of(first.folder / "step-1")
 
     def test_30_for_an_execution_that_was_replaced(self, second: Job) -> None:
         later = second.later(second.epoch + 1, "1.17.3")

@@ -171,7 +171,8 @@ class TestRuntime:
         assert job_spec["completionMode"] == "Indexed"
         assert job_spec["template"]["spec"]["restartPolicy"] == "Never"
         assert [rule["onExitCodes"] for rule in job_spec["podFailurePolicy"]["rules"]] == [
-            {"containerName": name, "operator": "In", "values": [125]} for name in ("node", "dispatch-init")
+            {"containerName": "node", "operator": "In", "values": [125]},
+            {"containerName": "dispatch-init", "operator": "In", "values": [30, 31, 32, 125]},
         ]
 
     @pytest.mark.parametrize("kind", ["runtime", "jobset", "pod"])

@@ -64,7 +64,7 @@ def replicated_job(job: Job, pod_spec: Object) -> Object:
     rules: list[Object] = [
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": name, "operator": "In", "values": [pod.REFUSED]},
+            "onExitCodes": {"containerName": name, "operator": "In", "values": pod.HOPELESS[name]},
         }
         for name in (pod.NODE, *ours)
     ]

@@ -17,6 +17,9 @@ NODE, INSTALL, INIT, PUBLISH = "node", "dispatch-install", "dispatch-init", "dis
 AGENT_FOLDER = "/opt/dispatch"
 PORT = 9464
 REFUSED = 125
+HOPELESS = {NODE: [REFUSED], INIT: [30, 31, 32, REFUSED], PUBLISH: [REFUSED]}
+"""Exit codes of a container that no restart mends. A restart raises the epoch: after one that is another job's (31) it
+would be nobody's yet, and that job's destination be taken from it."""
 
 ADMISSION = "dispatch.phpboyscout.uk/admission"
 FLOOR = "dispatch.phpboyscout.uk/admission-floor"

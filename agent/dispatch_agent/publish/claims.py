@@ -12,13 +12,15 @@ from dispatch_agent.errors import (
     Conflict,
     EpochCollision,
     Fenced,
+    IntegrityError,
     OutcomeUnknown,
     SettingsError,
     StoreTooWeak,
     StoreUnavailable,
 )
+from dispatch_agent.identity import split_epoch
 from dispatch_agent.publish import keys, records
-from dispatch_agent.publish.listing import epochs, sealed
+from dispatch_agent.publish.listing import epochs, orders, read_listed, sealed
 from dispatch_agent.publish.once import Patience, Taken, write_once
 from dispatch_agent.store.base import Store
 
@@ -87,6 +89,27 @@ def check_one_volume(store: Store, epoch: int, folder: str) -> None:
                     f"not in this version"
                 )
                 raise SettingsError(msg)
+
+
+def check_job(store: Store, job: str, epoch: int) -> None:
+    """Whether what is published is of this job, or of one that it supersedes: those have lower generations. A listing
+    and a small read more than the fence takes; nothing is asked where `job` is empty.
+
+    Raises Conflict, StoreError. Of two jobs that share a destination each would fence the other, and resume from it.
+    """
+    newest = max(epochs(store), default=0) if job else 0
+    if not newest or split_epoch(newest)[0] != split_epoch(epoch)[0]:
+        return
+    try:
+        other = read_listed(store, orders(store, newest)[-1]).job
+    except IntegrityError:
+        return  # it says of itself that it is damaged to everybody who reads; whose it was nobody can tell
+    if other not in {"", job}:
+        msg = (
+            f"{store.url} is job {other}'s, whose newest save is of epoch {newest}, and this is job {job} of the same "
+            f"generation: give each job its own destination, or raise the generation of one that supersedes another"
+        )
+        raise Conflict(msg)
 
 
 def check_fence(store: Store, mine: Claim) -> None:

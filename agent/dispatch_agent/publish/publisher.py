@@ -30,7 +30,7 @@ from dispatch_agent.errors import (
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Level, Log
 from dispatch_agent.publish import listing, publication, upload
-from dispatch_agent.publish.claims import check_fence, claim
+from dispatch_agent.publish.claims import check_fence, check_job, claim
 from dispatch_agent.publish.following import Follower
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience
@@ -89,12 +89,13 @@ def open_session(
 ) -> Session:
     """Mark the folder as the execution's, claim the epoch and the folder's term.
 
-    Raises EpochCollision before anything else is written, Fenced, StoreError, AgentError (the folder
-    cannot be written, or is another execution's).
+    Raises EpochCollision or Conflict (another job's destination) before anything else is written, Fenced, StoreError,
+    AgentError (the folder cannot be written, or is another execution's).
     """
     execution = bookkeeping.ensure(
         folder, job=identity.job_id or "", epoch=identity.epoch, attempt=identity.attempt, folder_id=nonce
     )
+    check_job(store, execution.job, identity.epoch)
     mine = claim(
         store,
         identity.epoch,
