@@ -67,9 +67,10 @@ def main(tree: Path, launcher: Path, requirements: list[str]) -> None:
     shutil.copy(Path(__file__).with_name("entry.py"), tree)
     (tree / "etc").mkdir()
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", tree / "etc" / "ca-certificates.crt")
-    # A volume may give the files new times: what was compiled is used without a look at its source.
+    # A volume may give the files new times: what was compiled is used without a look at its source, also what was
+    # compiled with one when this Python ran a moment ago.
     compiled = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(tree, quiet=1, stripdir=str(tree), invalidation_mode=compiled)
+    compileall.compile_dir(tree, quiet=1, force=True, stripdir=str(tree), invalidation_mode=compiled)
     # The entry agent, compiled under a name that does not change with Python's version: a third of its time is saved.
     source = packages / "dispatch_agent" / "prologue.py"
     py_compile.compile(str(source), str(tree / "exec.py"), "exec.py", doraise=True, invalidation_mode=compiled)

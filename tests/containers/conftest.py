@@ -29,8 +29,13 @@ def docker_setup() -> list[str]:
     return ["build --quiet"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def built(docker_services: object) -> None:
+    """The images of the tree as it is, also for a test that asks for nothing else."""
+
+
 @pytest.fixture
-def run(docker_services: object) -> Iterator[Run]:  # noqa: ARG001 (it builds the images)
+def run() -> Iterator[Run]:
     """Run a container of an image to its end; it is removed, also when the test fails."""
     names = []
 
@@ -56,7 +61,7 @@ def run(docker_services: object) -> Iterator[Run]:  # noqa: ARG001 (it builds th
 
 
 @pytest.fixture(scope="session")
-def agent(docker_services: object) -> Iterator[str]:  # noqa: ARG001 (it builds the images)
+def agent(built: None) -> Iterator[str]:  # noqa: ARG001 (it runs in one of them)
     """The name of a volume that an init container put the agent into, as locked down as a cluster can make it."""
     with volume() as name:
         docker("run", "--rm", "--network=none", *LOCKED, f"--volume={name}:/v", PUBLISHER, "install", "/v")

@@ -210,14 +210,15 @@ print(len(vectors) > 200)
 
 
 def test_installs_at_once_leave_one_tree_and_all_succeed() -> None:
-    """The pods of a job start together, on one volume."""
+    """The pods of a job start together, on one volume. Whoever comes later finds all done."""
     with volume() as name:
         command = ("run", "--rm", "--network=none", *LOCKED, f"--volume={name}:/v", PUBLISHER, "install", "/v")
-        with ThreadPoolExecutor(20) as pool:
-            answers = list(pool.map(lambda _: docker(*command, check=False), range(20)))
-        assert [answer.returncode for answer in answers] == [0] * 20, [answer.stderr for answer in answers]
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda _: docker(*command, check=False), range(12)))
+        assert [answer.returncode for answer in answers] == [0] * 12, [answer.stderr for answer in answers]
         listed = docker("run", "--rm", f"--volume={name}:/v:ro", "busybox:latest", "ls", "-A", "/v/trees").stdout
         assert len(listed.split()) == 1
+        assert "is already in /v" in docker(*command).stdout
 
 
 def test_a_full_volume_is_said_and_left_empty(run: Run) -> None:
