@@ -232,6 +232,16 @@ class TestWhatToResumeFrom:
         assert there.published() == ["step-1"]
 
 
+class TestWhatIsSaid:
+    def test_nothing_of_older_executions_that_left_nothing(self, second: Job) -> None:
+        """A volume of a hundred executions must not fill the log of each start."""
+        second.run("init").passes()
+        second.save("step-2")
+        second.run("watch", "--once").passes()
+        third = second.later(second.epoch + 1, "1.17.3")
+        assert "WARNING" not in third.run("init").passes().err
+
+
 class TestTheSidecarAfterwards:
     def test_goes_on_in_the_same_folder_under_the_same_term(self, second: Job) -> None:
         second.run("init", **POD).passes()

@@ -310,7 +310,9 @@ class TestMetrics:
             assert all(0 <= figures["upload_done_bytes"] <= size for figures in seen)
             unpublished = [figures["unpublished"] for figures in seen]
             assert unpublished[0] == 1
-            assert unpublished == sorted(unpublished, reverse=True)  # 0 once it is committed, a moment before it is said
+            assert unpublished == sorted(
+                unpublished, reverse=True
+            )  # 0 once it is committed, a moment before it is said
             watch.running.says("published save=step-1")
             eventually(lambda: watch.metrics()["upload_size_bytes"] == 0, lambda: watch.ask("/metrics")[1])
             assert watch.metrics()["uploaded_bytes_total"] == size

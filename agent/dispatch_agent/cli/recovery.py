@@ -125,7 +125,7 @@ def _show(results: Sequence[Recovered], folder: Path) -> None:
     """A line for every execution that there is anything to say of, and one for each of its saves."""
     silent = 0
     for result in results:
-        if not (result.saves or result.state in {"unknown", "refused", "left"}):
+        if not result.worth_saying:
             silent += 1
             continue
         epoch = f" (epoch {result.execution.epoch})" if result.execution else ""

@@ -389,7 +389,7 @@ def _standing(target: Path) -> str | None:
 def _report(recovered: list[Recovered], log: Log) -> None:
     """What became of older executions; their publishers have said what they published."""
     for result in recovered:
-        if result.state != "recovered":
+        if result.state != "recovered" and result.worth_saying:
             log.warning("not recovered", execution=result.name, state=result.state, reason=result.reason)
         for save in result.saves:
             if save.result in {"left", "abandoned"}:

@@ -93,6 +93,11 @@ class Recovered:
     saves: tuple[Save, ...] = ()
     error: AgentError | None = None
 
+    @property
+    def worth_saying(self) -> bool:
+        """Whether it is more than another execution of which nothing was left to publish."""
+        return bool(self.saves) or self.state in {"unknown", "refused", "left"}
+
 
 class _NotOurs(Exception):
     """Nothing can be published for this entry of `exec/`, and why."""
