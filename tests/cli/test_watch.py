@@ -146,13 +146,24 @@ class TestEnding:
         job.run("watch", "--once").passes()
         assert job.published() == ["step-1"]
 
-    def test_a_second_sigterm_ends_at_once(self, job: Job) -> None:
+    def test_a_second_signal_ends_at_once(self, job: Job) -> None:
         job.save("step-1", LARGE)
         with job.watch("--workers", "1") as watch:
             watch.says("uploading save=step-1")
             watch.signal()
             time.sleep(0.05)
-            watch.stop().fails(40, "left unpublished")
+            watch.signal(signal.SIGINT)
+            watch.end().fails(40, "left unpublished")
+
+    def test_a_sigterm_that_comes_twice_is_one(self, job: Job) -> None:
+        """timeout(1) tells the process, and then its group."""
+        job.save("step-1", LARGE)
+        with job.watch("--workers", "1") as watch:
+            watch.says("uploading save=step-1")
+            watch.signal()
+            time.sleep(0.05)
+            watch.stop().passes()
+        assert job.published() == ["step-1"]
 
     def test_signals_after_the_drain_do_not_disturb_it(self, job: Job) -> None:
         """Whenever a signal comes, there is one sentence or none, and never a traceback."""

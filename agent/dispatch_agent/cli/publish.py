@@ -110,7 +110,7 @@ def watch(
     """Watch FOLDER (default: ROOT/exec/<DISPATCH_ATTEMPT>) and publish every complete save, until SIGTERM.
 
     Reads the identity as `dispatch-agent exec` does: the cluster's counters, or DISPATCH_EPOCH and DISPATCH_ATTEMPT.
-    SIGTERM publishes what is complete and exits 0; a second one ends at once.
+    SIGTERM publishes what is complete and exits 0; a second one, a second later or more, ends at once.
     """
     stop, tally = Stop(), Tally()
     with sidecar.last_words(given["termination_message"], tally):

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from dispatch_agent.cli import early
 from dispatch_agent.publish.watcher import Abort, Stop
 
+TOGETHER = 1.0
+"""Seconds within which two SIGTERM are one order: timeout(1) and batch systems tell a process, then its group."""
+
 
 def drain_on_signals(stop: Stop, bound: Callable[[], float]) -> None:
-    """The first SIGTERM or SIGINT drains, within as many seconds as `bound` then says; a second one, or the bound,
+    """The first SIGTERM or SIGINT drains, within as many seconds as `bound` then says; a further one, or the bound,
     aborts."""
 
     def drain(_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        began = time.monotonic()
+
+        def again(number: int, frame: FrameType | None) -> None:
+            if time.monotonic() - began > TOGETHER:
+                _abort(number, frame)
+
+        signal.signal(signal.SIGTERM, again)
+        for number in (signal.SIGINT, signal.SIGALRM):
             signal.signal(number, _abort)
         signal.setitimer(signal.ITIMER_REAL, bound())
         stop.ask()
