@@ -170,7 +170,7 @@ def publishing(
 ) -> Program:
     """`publish watch` on a folder until all that it will ever hold is published. `start` counts the starts of this
     writer: each draws another nonce, greater than the last one if `age` is 1, less if it is -1. `turns`: how often a
-    trainer writes into the folder."""
+    trainer writes into the folder. Of no job: one look more at each start would say the same in every world here."""
 
     def program() -> str:
         clock, store = Still(), Asking()
@@ -182,7 +182,7 @@ def publishing(
             if not open_:
                 session = open_session(
                     store,
-                    Identity("job", folder.epoch, folder.attempt, "ready-made"),
+                    Identity(None, folder.epoch, folder.attempt, "ready-made"),
                     folder.path,
                     rank=rank,
                     weak=weak,
@@ -324,7 +324,7 @@ _OWNERS: dict[Path, Execution] = {}
 
 def own(folder: Folder) -> None:
     """Say whose the folder is."""
-    _OWNERS[folder.path] = Execution("job", folder.epoch, folder.attempt, folder.id)
+    _OWNERS[folder.path] = Execution("", folder.epoch, folder.attempt, folder.id)
 
 
 def _places(folder: Path, _known: Sequence[Place] = ()) -> list[Place]:
