@@ -43,7 +43,7 @@ from dispatch_agent.cli.sidecar import Sidecar
 from dispatch_agent.clock import SystemClock
 from dispatch_agent.logs import Log
 from dispatch_agent.publish import upload
-from dispatch_agent.publish.upload import Tick
+from dispatch_agent.publish.parallel import Tick
 from dispatch_agent.publish.watcher import Stop, Tally
 from dispatch_agent.store.base import Source, Uploaded
 from dispatch_agent.store.memory import MemoryStore

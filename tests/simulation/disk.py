@@ -20,7 +20,7 @@ import greenlet
 
 from dispatch_agent.checkpoint import folder, marks, reading, records, walk
 from dispatch_agent.checkpoint.save import Entry
-from dispatch_agent.publish import prune, reader, restore, start, upload
+from dispatch_agent.publish import parallel, prune, reader, start
 
 
 class Disk:
@@ -114,10 +114,9 @@ def simulated(disk: Disk) -> Iterator[None]:
         mock.patch.object(records, "replace", stepped(replace_record)),
         mock.patch.object(folder, "marker_of", stepped(marker)),
         mock.patch.object(folder.FolderLock, "acquire", lock),
-        mock.patch.object(upload, "ThreadPoolExecutor", _Inline),
+        mock.patch.object(parallel, "ThreadPoolExecutor", _Inline),
         mock.patch.object(prune, "ThreadPoolExecutor", _Inline),
         mock.patch.object(reader, "ThreadPoolExecutor", _Inline),
-        mock.patch.object(restore, "ThreadPoolExecutor", _Inline),
         mock.patch.object(start, "publisher_name", lambda environ: environ["POD_NAME"]),
         mock.patch.object(os, "fsync", _keep_in_memory),
     ):

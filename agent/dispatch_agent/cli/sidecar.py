@@ -21,8 +21,8 @@ from dispatch_agent.health import state, termination
 from dispatch_agent.health.state import Answer, Facts
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log
+from dispatch_agent.publish.parallel import Tick
 from dispatch_agent.publish.publisher import Publisher
-from dispatch_agent.publish.upload import Tick
 from dispatch_agent.publish.watcher import Stop, Tally
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from dispatch_agent.publish.claims import Claim, check_fence, check_seal
 from dispatch_agent.publish.commit import check_manifests, commit
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience, Taken, write_once
+from dispatch_agent.publish.parallel import Tick
 from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.publish.verify import check_sizes
 from dispatch_agent.store.base import KeyMissing, Store, Uploaded
@@ -93,7 +94,7 @@ def next_prefix(session: Session, placed: Placed) -> str:
 
 
 def prepare(
-    session: Session, placed: Placed, previous: Previous, prefix: str, look: Look, tick: upload.Tick
+    session: Session, placed: Placed, previous: Previous, prefix: str, look: Look, tick: Tick
 ) -> CommitRecord | None:
     """Everything up to the commit: the record to commit, whose bytes are all stored and verified.
 
@@ -162,7 +163,7 @@ def _still_there(session: Session, record: CommitRecord) -> bool:
     return not listing.pruned(session.store, record) and reader.whole(session.store, record)
 
 
-def _store(session: Session, placed: Placed, prefix: str, tick: upload.Tick) -> dict[bytes, Uploaded]:
+def _store(session: Session, placed: Placed, prefix: str, tick: Tick) -> dict[bytes, Uploaded]:
     if session.in_place:
         return upload.digest(session.folder, placed.snapshot, tick=tick, workers=session.workers)
     upload.check_names(placed.snapshot, prefix, session.store.limits)

@@ -29,11 +29,12 @@ from dispatch_agent.errors import (
 )
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Level, Log
-from dispatch_agent.publish import listing, publication, upload
+from dispatch_agent.publish import listing, publication
 from dispatch_agent.publish.claims import check_fence, check_job, claim
 from dispatch_agent.publish.following import Follower
 from dispatch_agent.publish.keys import Order
 from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.parallel import Tick
 from dispatch_agent.publish.placing import Placer, Rule
 from dispatch_agent.publish.publication import Placed, Previous, Session
 from dispatch_agent.publish.records import CommitRecord
@@ -146,7 +147,7 @@ class Publisher:
     """Publishes one folder `exec/<attempt>/` under one claim."""
 
     def __init__(
-        self, session: Session, rule: Rule, log: Log, progress: Callable[[str, int], upload.Tick], *, points: bool
+        self, session: Session, rule: Rule, log: Log, progress: Callable[[str, int], Tick], *, points: bool
     ) -> None:
         """`progress` is given a save and its bytes, and gives what is called with every piece that went by; it may
         raise to stop. `points`: the store can replace conditionally, so there is a pointer to move.

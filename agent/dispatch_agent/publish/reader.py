@@ -6,7 +6,7 @@ newest does not change by that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -17,10 +17,9 @@ from dispatch_agent.errors import Incomplete, IntegrityError
 from dispatch_agent.publish import listing, records
 from dispatch_agent.publish import verify as verification
 from dispatch_agent.publish.keys import Order
+from dispatch_agent.publish.parallel import Tick
 from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import KeyMissing, Store, Uploaded
-
-Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)

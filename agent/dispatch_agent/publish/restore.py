@@ -13,9 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +23,9 @@ from dispatch_agent.checkpoint.manifest import Manifest, ManifestFile
 from dispatch_agent.errors import AgentError, IntegrityError, NewerFormat, SettingsError
 from dispatch_agent.publish import keys, listing, reader
 from dispatch_agent.publish.keys import Order
+from dispatch_agent.publish.parallel import Tick, each
 from dispatch_agent.publish.records import CommitRecord, Part
 from dispatch_agent.store.base import Store
-
-Tick = Callable[[int], None]
 
 LOCK, PARTIAL = ".restore.lock", ".partial"
 
@@ -48,10 +45,6 @@ class Occupied(Exception):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.path = path
-
-
-class _Stopped(Exception):
-    """Another file failed, or this was told to end: what is still on its way is for nothing."""
 
 
 def restore(
@@ -159,25 +152,10 @@ def _fill(store: Store, part: Part, manifest: Manifest, partial: bytes, tick: Ti
         for folder in manifest.folders:
             os.makedirs(os.path.join(partial, names.decode_path(folder.path)), exist_ok=True)
 
-    stopped = threading.Event()
-
-    def check(size: int) -> None:
-        if stopped.is_set():
-            raise _Stopped
-        tick(size)
-
-    def fetch(file: ManifestFile) -> None:
+    def fetch(file: ManifestFile, check: Tick) -> None:
         _fetch(store, part, manifest, file, _place(manifest, partial, file.path), check)
 
-    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="restore")
-    try:
-        list(pool.map(fetch, manifest.files))
-    except BaseException as error:
-        # The others end at their next piece. Told to abort, what is still on its way is abandoned with the process.
-        stopped.set()
-        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
-        raise
-    pool.shutdown()
+    each(manifest.files, fetch, tick, workers)
     for link in manifest.links:
         place = os.path.join(partial, names.decode_path(link.path))
         with contextlib.suppress(FileExistsError):

@@ -13,8 +13,8 @@ from dispatch_agent.checkpoint import folder as bookkeeping
 from dispatch_agent.clock import Clock
 from dispatch_agent.identity import Identity
 from dispatch_agent.logs import Log
-from dispatch_agent.publish import upload
 from dispatch_agent.publish.once import Patience
+from dispatch_agent.publish.parallel import Tick
 from dispatch_agent.publish.placing import Rule
 from dispatch_agent.publish.publication import Session
 from dispatch_agent.publish.publisher import Publisher, StandBy, open_session
@@ -40,7 +40,7 @@ class Starter:
     rank: int
     clock: Clock
     log: Log
-    progress: Callable[[str, int], upload.Tick]
+    progress: Callable[[str, int], Tick]
     draw_nonce: Callable[[], str]
     draw: Callable[[], float]
     environ: Mapping[str, str]
